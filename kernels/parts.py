@@ -44,7 +44,7 @@ class Parts(NamedTuple):
     apart: Any  # the tree, with None for leaves that are not apart
 
 
-def apart(tree: Any, shared: Apart = NONE) -> Apart:
+def leaves_apart(tree: Any, shared: Apart = NONE) -> Apart:
     """Returns the leaves of a tree that stay apart: large ones, and those in ``shared``.
 
     Args:
@@ -56,7 +56,7 @@ def apart(tree: Any, shared: Apart = NONE) -> Apart:
       >>> from jaxdp.kernels import parts
       >>> shapes = {"b": (2,), "w": (4096, 1024)}
       >>> tree = {k: jax.ShapeDtypeStruct(s, "float32") for k, s in shapes.items()}
-      >>> parts.apart(tree), parts.apart(tree, {"b": "halves"})
+      >>> parts.leaves_apart(tree), parts.leaves_apart(tree, {"b": "halves"})
       ({'w': None}, {'b': 'halves', 'w': None})
     """
     found: dict[str, Hashable] = {}

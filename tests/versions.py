@@ -27,6 +27,17 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / ".venv-versions"
+#: In a checkout, and made there.
+NO_SOURCES = (
+    ".venv*",
+    ".git",
+    "*cache*",
+    "*.egg-info",
+    "build",
+    "_build",
+    "dist",
+    "runs",
+)
 LOWEST = ROOT / "tests" / "lowest.txt"
 CASES = ("3.11-lowest", "3.12-newest", "3.13-newest")
 TOOLS = ("pytest>=8.4", "hypothesis>=6.110", "cloudpickle>=3", "shtab>=1.7")
@@ -107,11 +118,14 @@ def find_python(version: str) -> str | None:
 
 
 def build() -> Built:
-    """Builds the sdist, and the wheel from it."""
-    out, sources = HOME / "dist", HOME / "sources"
-    shutil.rmtree(out, ignore_errors=True)
-    shutil.rmtree(sources, ignore_errors=True)
-    run([sys.executable, "-m", "build", "--no-isolation", "--outdir", out, "."], ROOT)
+    """Builds the sdist, and the wheel from it, in a copy: the checkout may be in use."""
+    copy, out, sources = HOME / "copy", HOME / "dist", HOME / "sources"
+    for folder in copy, out, sources:
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(
+        ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(*NO_SOURCES)
+    )
+    run([sys.executable, "-m", "build", "--no-isolation", "--outdir", out, "."], copy)
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
     with tarfile.open(sdist) as archive:
         archive.extractall(sources, filter="data")

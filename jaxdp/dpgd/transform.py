@@ -153,7 +153,7 @@ def dpgd(
         moves = run_state.moving(params, trainable)
         run_state.check_whole_parts(shared, moves)
         part, of_part = moving_part(value_fn, params, moves)
-        apart = parts.apart(part, shared)
+        apart = parts.leaves_apart(part, shared)
         at, counted = grid, None
         if count_grid is not None:
             at = grid._replace(l2_clip_norm=state.clip)

@@ -121,7 +121,7 @@ def private_oracle(
         moves = run_state.moving(params, trainable)
         run_state.begin_run(params, keys, "o2nc")
         # Copies, because callers donate their state.
-        apart = parts.apart(params, shared)
+        apart = parts.leaves_apart(params, shared)
         size = oracle.release_size(numbers, params, moves, apart)
         begun = (start, correlated_noise.begin(carried, keys, size), direction, params)
         at, noise, root, previous = jax.tree.map(jnp.array, begun)
@@ -160,7 +160,7 @@ def private_oracle(
         run_state.check_whole_parts(shared, moves)
         where = correlated_noise.place(carried, count)
         restart = phase == "restart"
-        apart = parts.apart(params, shared)
+        apart = parts.leaves_apart(params, shared)
         size = oracle.release_size(numbers, params, moves, apart)
         noise, correlated = correlated_noise.draw(
             carried, state.noise, where, size, phase

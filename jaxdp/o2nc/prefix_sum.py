@@ -89,7 +89,7 @@ def private_prefix_sum(
     start = run_state.new_horizon(run, private=keys.private and numbers.noisy)
 
     def init_fn(params: Any) -> PrivatePrefixSumState:
-        places = parts.sections(params, _all, parts.apart(params))
+        places = parts.sections(params, _all, parts.leaves_apart(params))
         run_state.begin_run(params, keys, "prefix_sum")
         begun = (start, correlated_noise.begin(numbers, keys, places))
         at, noise = jax.tree.map(jnp.array, begun)
@@ -116,7 +116,7 @@ def private_prefix_sum(
         _check_shapes(updates, state.total)
         active, horizon = run_state.advance(run, state.horizon)
         where = correlated_noise.place(numbers, state.horizon.count)
-        apart = parts.apart(state.total)
+        apart = parts.leaves_apart(state.total)
         each = parts.split(updates, _all, apart)
         places = parts.sections(state.total, _all, apart)
         noise, correlated = correlated_noise.draw(

@@ -715,7 +715,7 @@ def few(rows: int, num_examples: int) -> bool:
 def _score(words: jax.Array) -> jax.Array:
     """Maps words to 30-bit negative floats for top_k, largest for the smallest words.
 
-    (It is fast on floats alone. A tie, of probability 2**-30 a pair, goes to the lower
-    index.)
+    (It is fast on floats alone. Words that differ in their last two bits alone tie, and
+    the lower index goes first: of two words below a threshold, with probability 4 over it.)
     """
     return -jax.lax.bitcast_convert_type((words >> 2) + np.uint32(2**23), jnp.float32)

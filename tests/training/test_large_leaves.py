@@ -81,7 +81,7 @@ def test_a_run_releases_what_it_does_of_one_vector(
     ends = []
     for large in (2**22, 20):
         monkeypatch.setattr(parts, "LARGE", large)
-        apart = set(parts.apart(PARAMS))
+        apart = set(parts.leaves_apart(PARAMS))
         assert apart == (set() if large > 100 else {"in", "middle", "frozen"})
         # A function of its own: compiled programs are found again by it.
         given["value_fn"] = lambda params, batch: value_fn(params, batch)
