@@ -34,7 +34,7 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core.types import PathPredicate, ValueFn
 from jaxdp.mechanism.sum_plan import SumPlan
 from jaxdp.sampling import batches
-from jaxdp.training import loop, preparing, reporting
+from jaxdp.training import loop, parallel, preparing, reporting
 from jaxdp.training.budgets import Budget
 
 __all__ = ["Candidate", "TuneResult", "calibrate", "tune"]
@@ -82,6 +82,7 @@ class TuneResult(NamedTuple):
         return shown._replace(rows=[("candidate", f"{self.candidate}"), *shown.rows])
 
 
+@parallel.without_set_mesh
 def tune(
     candidates: Sequence[Candidate],
     keys: keys_lib.Keys,
@@ -374,11 +375,20 @@ def _best(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = run(index, keys_lib.trial(keys, trial))
-            score = float(score_fn(result))
+            score = _number(score_fn(result))
         score = -math.inf if math.isnan(score) else score
         if not best or score > best[0][0]:
             best = [(score, index, result)]
     return best[0][1:]
+
+
+def _number(score: Any) -> float:
+    try:
+        return float(score)
+    except TypeError:
+        raise TypeError(
+            f"score_fn must return a number, got one of type {type(score).__name__}"
+        ) from None
 
 
 def _num_trials(coins: noise.Coins, mean: float, shape: float) -> int:

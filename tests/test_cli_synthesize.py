@@ -11,7 +11,7 @@ import pytest
 
 import jaxdp
 from jaxdp import plans
-from jaxdp.cli import overlap, synthesize
+from jaxdp.cli import overlap, plots, synthesize
 from jaxdp.cli.parsing import UsageError
 from jaxdp.data import binning
 from jaxdp.saddle.oracles.queries import Marginals
@@ -101,6 +101,14 @@ def check_quality(folder: Path) -> None:
 
 
 # --- runs --------------------------------------------------------------------------
+
+
+def test_plots_of_foreign_names_and_of_nothing_warn_of_nothing(tmp_path: Path) -> None:
+    fig, axis = plots.figure()
+    synthesize._plot_correlations(axis, [])
+    plots.titled(axis, "\u732b")
+    plots.save(fig, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size
 
 
 @UNDESCRIBED

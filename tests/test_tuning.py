@@ -274,6 +274,14 @@ def test_no_trial_warns(monkeypatch: Any) -> None:
     assert next(number, None) is None  # All four were made.
 
 
+def test_a_score_that_is_no_number_is_named() -> None:
+    none: Any = lambda result: None  # noqa: E731
+    with pytest.raises(
+        TypeError, match="score_fn must return a number, got one of type N"
+    ):
+        search(Keys.insecure(0), score_fn=none)
+
+
 def test_trials_have_keys_of_their_own(monkeypatch: Any) -> None:
     monkeypatch.setattr(tuning, "_num_trials", lambda *_: 4)
     releases: list[np.ndarray] = []

@@ -569,7 +569,9 @@ class Synthesize(Budget, Output):
         default=...,
     )
     degree: tuple[int, ...] = opt(
-        p.DEGREES, "Columns of a query; 1,2 for single columns and pairs.", default=(2,)
+        p.DEGREES,
+        "Columns of a query; 1,2 for single columns and pairs; 1 for a table of one.",
+        default=(2,),
     )
     method: str = opt(
         p.choice(*METHODS),

@@ -1,6 +1,7 @@
 """Plots as PNG files, at ``path`` and under a ``title``, drawn without a display."""
 
 import pathlib
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,7 +50,9 @@ def percent(axis: Axes) -> None:
 
 def save(fig: Figure, path: pathlib.Path) -> None:
     """Writes a PNG at 150 dots per inch."""
-    fig.savefig(path, dpi=150, format="png")
+    with warnings.catch_warnings():  # A name that the font lacks is shown as a box.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        fig.savefig(path, dpi=150, format="png")
 
 
 def progress(

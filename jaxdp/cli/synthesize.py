@@ -450,7 +450,8 @@ def _plot_correlations(axis: Any, correlations: Sequence[Mapping[str, Any]]) -> 
     axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
     axis.tick_params(labelsize="small")
     plots.titled(axis, "correlations (of bins' middles, of 0 and 1 for two categories)")
-    axis.legend(frameon=False, fontsize="small")
+    if shown or ends:
+        axis.legend(frameon=False, fontsize="small")
 
 
 def _plot(job: Job, command: options.Synthesize, outcome: Outcome) -> None:

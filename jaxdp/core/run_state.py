@@ -261,6 +261,8 @@ def moving(params: Any, trainable: Trainable) -> PathPredicate:
                     f"bools, got {validate.shown(flag)} at {path!r}"
                 )
         chosen = frozenset(p for p, flag in zip(paths, flags, strict=True) if flag)
+    if not paths and not is_placeholder(params):
+        raise ValueError("params must have at least one leaf, got none")
     if not chosen and not is_placeholder(params):
         raise ValueError(f"trainable selects none of the leaves {sorted(paths)}")
     for path in sorted(chosen):

@@ -36,6 +36,7 @@ from jaxdp.training import (
 from jaxdp.training import ledger as ledger_lib
 
 
+@parallel.without_set_mesh
 def fit(
     plan: Plan,
     keys: keys_lib.Keys,
@@ -181,7 +182,11 @@ def fit(
     """
     validate.instance(Plan, plan=plan)
     validate.instance(
-        bool, check_isolation=check_isolation, donate_params=donate_params
+        bool,
+        progress=progress,
+        keep_noise_roots=keep_noise_roots,
+        check_isolation=check_isolation,
+        donate_params=donate_params,
     )
     keys = keys_lib.check(keys)
     mesh, params = parallel.check_mesh(mesh, params)
@@ -300,6 +305,7 @@ def fit(
     return result
 
 
+@parallel.without_set_mesh
 def resume(
     ledger: str | os.PathLike[str],
     params: Any,
@@ -386,7 +392,13 @@ def resume(
       >>> bool((again.params == result.params).all())
       True
     """
-    validate.instance(bool, check_isolation=check_isolation)
+    validate.instance(
+        bool,
+        new_attempt=new_attempt,
+        progress=progress,
+        keep_noise_roots=keep_noise_roots,
+        check_isolation=check_isolation,
+    )
     if budget is not None:
         validate.instance(budgets.Budget, budget=budget)
     mesh, params = parallel.check_mesh(mesh, params)

@@ -43,6 +43,7 @@ import json
 import os
 import pathlib
 import secrets
+import tempfile
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -464,11 +465,17 @@ class Ledger:
 def check_new(folder: str | os.PathLike[str]) -> None:
     """Raises ValueError if the folder holds the record of a run, or cannot be made."""
     path = pathlib.Path(folder).absolute()
-    there = next(x for x in (path, *path.parents) if x.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK)):
+    try:  # A folder of this name beside it: what the system allows, only trying tells.
+        there = next(x for x in (path, *path.parents) if x.exists())
+        with tempfile.TemporaryDirectory(dir=there) as probe:
+            pathlib.Path(probe, path.relative_to(there)).mkdir(
+                parents=True, exist_ok=True
+            )
+    except OSError as error:
         raise ValueError(
-            f"ledger must be a folder that can be written, got {str(folder)!r}"
-        )
+            f"ledger must be a folder that can be written, got {str(folder)!r}: "
+            f"{error.strerror}"
+        ) from None
     if (pathlib.Path(folder) / LEDGER).exists():
         raise ValueError(
             f"ledger must be a folder without a run, got {str(folder)!r}, which holds "

@@ -18,7 +18,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any, TypeGuard, TypeVar, cast
+from typing import Any, ParamSpec, TypeGuard, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -39,10 +39,28 @@ from jaxdp.mechanism.plan import Plan
 from jaxdp.training import digests
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Refused(ValueError):
     """Refusal of another process of the run."""
+
+
+def without_set_mesh(run: Callable[P, T]) -> Callable[P, T]:
+    """Lets a function run without the mesh of ``jax.set_mesh``: ``mesh=`` alone counts.
+
+    A mesh that is set decides where new arrays are, and its explicit axes are in the types
+    of all of them.
+    """
+
+    @functools.wraps(run)
+    def bare(*args: P.args, **kwargs: P.kwargs) -> T:
+        if jax.sharding.get_abstract_mesh().empty:
+            return run(*args, **kwargs)
+        with jax.set_mesh(None):  # pyright: ignore[reportArgumentType]
+            return run(*args, **kwargs)
+
+    return bare
 
 
 def check_mesh(mesh: Any, params: Any) -> tuple[Mesh | None, Any]:

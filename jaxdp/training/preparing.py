@@ -286,6 +286,8 @@ def make_transform(task: Task, keys: keys_lib.Keys) -> Any:
 def maker_options(task: Task) -> dict[str, Any]:
     """Returns the options of the plan's ``transform``; only shapes of params are read."""
     options = {"trainable": task.trainable, "microbatch_size": task.microbatch_size}
+    if task.stacked is not None:
+        validate.is_callable(stacked=task.stacked)
     parallel.check_layers(task.params, task.stacked)
     axes = parallel.record_axes(task.mesh, task.params)
     places = parallel.split(task.params)

@@ -35,6 +35,7 @@ class Replay(NamedTuple):
         return loop.result_table("Replay", self.params, self.info, {})
 
 
+@parallel.without_set_mesh
 def replay(
     ledger: str | os.PathLike[str] | ledger_lib.Record,
     params: Any,

@@ -18,7 +18,7 @@ from jaxdp.core.run_state import public
 from jaxdp.core.types import PathPredicate
 from jaxdp.kernels.perturb import LazyLoss
 from jaxdp.mechanism.plan import Plan
-from jaxdp.training import loop, preparing
+from jaxdp.training import loop, parallel, preparing
 
 #: The setting that is the plan's, not the optimizer's.
 _CLIP = "l2_clip_norm"
@@ -84,6 +84,7 @@ def _ends(scores: np.ndarray) -> tuple[float, float]:
     return float(scores.min()), float(scores.max())
 
 
+@parallel.without_set_mesh
 def study(
     plan: Plan,
     params: Any,

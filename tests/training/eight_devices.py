@@ -828,6 +828,35 @@ def test_a_recorded_run_is_resumed_and_replayed(tmp_path: Path) -> None:
         jaxdp.resume(copy, PARAMS, DATA, **given, microbatch_size=5)
 
 
+def test_a_mesh_that_is_set_counts_nothing(tmp_path: Path) -> None:
+    """Inside ``jax.set_mesh`` runs are those of outside; what is made there is refused."""
+    plan = plan_of(num_directions=2)
+    task = {"value_fn": value_fn, "optimizer": OPTIMIZER}
+    for mesh, around in (None, MESH), (MESH, MESH), (MESH, GRID):
+        folder = tmp_path / f"{mesh is None}{len(around.axis_names)}"
+        want, keys = fit(plan, mesh=mesh), Keys.insecure(1)
+        with jax.set_mesh(around):
+            got = jaxdp.fit(plan, keys, PARAMS, DATA, mesh=mesh, ledger=folder, **task)
+            again = jaxdp.resume(folder, PARAMS, DATA, mesh=mesh, **task)
+            replayed = jaxdp.replay(folder, PARAMS, optimizer=OPTIMIZER)
+            assert jax.sharding.get_abstract_mesh().axis_names == around.axis_names
+        chex.assert_trees_all_equal(got.params, want.params)
+        chex.assert_trees_all_equal(again.params, want.params)
+        chex.assert_trees_all_close(replayed.params, want.params, rtol=1e-6)
+    score = lambda result: result.params["out"].sum()  # noqa: E731
+    run = {"seeds": 2, "score_fn": score, "value_fn": value_fn}
+    run["optimizer"] = lambda: OPTIMIZER
+    want = jaxdp.study(plan, PARAMS, DATA, **run)
+    with jax.set_mesh(MESH):
+        got = jaxdp.study(plan, PARAMS, DATA, **run)
+        keys = Keys.insecure(0)
+        with pytest.raises(
+            ValueError, match="mesh must be given where keys are on sev"
+        ):
+            jaxdp.fit(plan, keys, PARAMS, DATA, **task)
+    np.testing.assert_array_equal(got.scores, want.scores)
+
+
 def test_a_source_gives_the_bits_of_arrays() -> None:
     plan = plan_of(sampling=POISSON)
     source = jaxdp.data.ArraySource(jax.tree.map(np.asarray, DATA))

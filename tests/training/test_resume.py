@@ -606,6 +606,27 @@ def test_a_folder_serves_one_run(tmp_path: Path) -> None:
         fit(tmp_path / "run", seed=2)
 
 
+@pytest.mark.parametrize("place", ["x" * 300, "/proc/nope", "file/run"])
+def test_a_folder_that_cannot_be_made_costs_no_keys(place: str, tmp_path: Path) -> None:
+    """Whoever asks: what a system refuses, permissions alone do not tell."""
+    if place.startswith("/proc") and not Path("/proc/self").exists():
+        pytest.skip("there is no /proc")
+    (tmp_path / "file").write_text("")
+    keys = Keys.from_entropy()
+    run = {"value_fn": value_fn, "optimizer": OPTIMIZER}
+    with pytest.raises(ValueError, match=r"a folder that can be written, got .*: \w+"):
+        jaxdp.fit(make_plan(), keys, PARAMS, DATA, ledger=tmp_path / place, **run)
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["file"]
+    jaxdp.fit(make_plan(), keys, PARAMS, DATA, ledger=tmp_path / "a" / "run", **run)
+
+
+def test_options_of_a_resumed_run_are_bools(tmp_path: Path) -> None:
+    for name in "new_attempt", "progress", "keep_noise_roots", "check_isolation":
+        options: dict[str, Any] = {name: "no"}
+        with pytest.raises(TypeError, match=f"{name} must be a bool"):
+            jaxdp.resume(tmp_path, PARAMS, DATA, value_fn=value_fn, **options)
+
+
 def test_failed_compilation_leaves_no_folder(tmp_path: Path) -> None:
     def wrong(params: Any, batch: Any) -> Any:
         return value_fn(params, batch)[:3]
