@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
@@ -173,8 +172,8 @@ class TruncatedPoisson(Sampler):
     """Poisson sampling: each record joins a step independently, up to ``max_batch_size``.
 
     The shape is fixed: absent rows are masked. On overflow a uniformly random subset of
-    the sampled records is kept (not the lowest indices; ties of 30 random bits aside),
-    which is what the accountant's event describes.
+    the sampled records is kept (not the lowest indices), which is what the accountant's
+    event describes.
 
     Few rows of many records (fewer than a 32nd, of more than 2**17) are drawn at a cost
     that grows with the rows alone, from the same law: the size of the sample, then its
@@ -228,9 +227,7 @@ class TruncatedPoisson(Sampler):
         words = keys_lib.words(key, num_examples)
         # Given the sampled ones, the order of their words is uniform, so the smallest are
         # a uniform subset.
-        score = jnp.where(words < np.uint32(threshold), _score(words), -jnp.inf)
-        best, index = jax.lax.top_k(score, rows)
-        return index, best > -jnp.inf
+        return subset.smallest(key, words, rows, threshold)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,10 +247,10 @@ class _Sized(Sampler):
 class FixedSize(_Sized):
     """A uniformly random subset of one size, drawn anew at each step.
 
-    (Uniform up to ties of 30 random bits; few rows of many records are drawn as those of
-    :class:`TruncatedPoisson` are.) Accounted under ``"replace_one"`` only. There
-    :class:`TruncatedPoisson` costs little less where the noise on a batch's sum is well
-    above the clip, and much less where it is below.
+    (Few rows of many records are drawn as those of :class:`TruncatedPoisson` are.)
+    Accounted under ``"replace_one"`` only. There :class:`TruncatedPoisson` costs little
+    less where the noise on a batch's sum is well above the clip, and much less where it is
+    below.
 
     Attributes:
       batch_size: records of a step, without repetition; at most ``num_examples``.
@@ -273,8 +270,7 @@ class FixedSize(_Sized):
         if few(rows, num_examples):
             return subset.distinct(key, num_examples, rows)
         words = keys_lib.words(key, num_examples)
-        _, index = jax.lax.top_k(_score(words), rows)
-        return index, jnp.ones((rows,), bool)
+        return subset.smallest(key, words, rows)[0], jnp.ones((rows,), bool)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -710,12 +706,3 @@ def few(rows: int, num_examples: int) -> bool:
     Below either number a word for each costs less, and an old run keeps its batches.
     """
     return num_examples > 2**17 and 32 * rows < num_examples
-
-
-def _score(words: jax.Array) -> jax.Array:
-    """Maps words to 30-bit negative floats for top_k, largest for the smallest words.
-
-    (It is fast on floats alone. Words that differ in their last two bits alone tie, and
-    the lower index goes first: of two words below a threshold, with probability 4 over it.)
-    """
-    return -jax.lax.bitcast_convert_type((words >> 2) + np.uint32(2**23), jnp.float32)

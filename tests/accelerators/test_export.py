@@ -185,6 +185,7 @@ KERNELS: dict[str, tuple[Any, ...]] = {
         lambda w: (
             subset.distinct(secret(w), 2**20, 40),
             subset.drawn_size(secret(w), subset.sizes(2**20, 2**17, 60)),
+            subset.smallest(secret(w), threefry.bits(secret(w), (900,)), 100, 2**31),
         ),
         SECRET,
     ),

@@ -232,6 +232,63 @@ def test_draws_hardly_ever_run_out(size: int, part: int) -> None:
         assert draws < 1.5 * num + 80
 
 
+def chosen(key: jax.Array, words: np.ndarray, num: int, below: int | None) -> list[int]:
+    """The elements of the smallest 30 bits, by Python; ties by two blocks."""
+    index = jnp.arange(len(words), dtype=jnp.uint32)
+    blocks = [threefry.secret_block(key, index, i, threefry._BITS) for i in (1, 2)]
+    more = np.stack([np.asarray(w) for block in blocks for w in block])[::-1]
+
+    def order(i: int) -> tuple[int, ...]:
+        return int(words[i]) >> 2, *map(int, more[:, i])
+
+    some = [i for i, word in enumerate(words) if below is None or word < below]
+    return sorted(some, key=order)[:num]
+
+
+@pytest.mark.parametrize(
+    ("size", "num", "bits", "below"),
+    [
+        (1, 1, 32, None), (9, 9, 1, None), (9, 4, 1, None), (300, 5, 4, None),
+        (300, 70, 5, None), (300, 250, 4, 2**30), (300, 20, 5, 2**31), (40, 8, 32, 0),
+    ],
+)  # fmt: skip
+def test_the_smallest_words_are_chosen_and_ties_by_more_bits(
+    size: int, num: int, bits: int, below: int | None
+) -> None:
+    """Of words that differ in their first ``bits`` alone."""
+    for seed in range(20):
+        key = threefry.fold_in(ROOT, seed)
+        words = np.asarray(threefry.bits(key, (size,))) >> (32 - bits) << (32 - bits)
+        got = subset.smallest(key, jnp.asarray(words), num, below)
+        index, found = (np.asarray(x) for x in got)
+        want = chosen(key, words, num, below)
+        assert found.tolist() == [place < len(want) for place in range(num)]
+        # In order, but for those that tie far from the edge: by their places.
+        assert sorted(index[found]) == sorted(want)
+        np.testing.assert_array_equal(words[index[found]], words[want])
+
+
+def test_words_that_differ_are_in_order(keys: jax.Array) -> None:
+    for num in (3, 64, 65, 500):
+        words = threefry.bits(keys[num], (500,))
+        index, found = subset.smallest(keys[num], words, num)
+        assert found.all()
+        np.testing.assert_array_equal(index, np.argsort(np.asarray(words))[:num])
+
+
+def test_every_subset_is_as_likely_where_words_tie(keys: jax.Array) -> None:
+    """Of six elements with words of three bits: in the order of places it is not so."""
+
+    def draw(key: jax.Array) -> jax.Array:
+        words = threefry.bits(key, (6,)) >> 29 << 29
+        return subset.smallest(key, words, 3)[0]
+
+    drawn = np.sort(np.asarray(jax.jit(jax.vmap(draw))(keys)), axis=1)
+    counts = Counter(map(tuple, drawn))
+    seen = [counts[pick] for pick in itertools.combinations(range(6), 3)]
+    assert scipy.stats.chisquare(seen).pvalue > 1e-6
+
+
 def test_refuses() -> None:
     with pytest.raises(ValueError, match="num must be a smaller part of size = 1000"):
         subset.distinct(ROOT, 1000, 200)
