@@ -164,10 +164,10 @@ def smallest(
     score = -floats
     if below is not None:
         score = jnp.where(words < np.uint32(below), score, -jnp.inf)
-    # Held: of what is sliced at once, XLA's compiler for CPUs sorts all.
-    best, index = jax.lax.optimization_barrier(
-        jax.lax.top_k(score, min(num + _EDGE, len(words)))
-    )
+    found = jax.lax.top_k(score, min(num + _EDGE, len(words)))
+    # Held: of what is sliced at once, XLA's compiler for CPUs sorts all. (One by one: of
+    # both together it crashes on a mesh.)
+    best, index = (jax.lax.optimization_barrier(x) for x in found)
     if num == len(words):  # There is no edge.
         return index, best > -jnp.inf
     begin = max(num - _EDGE, 0)
@@ -178,15 +178,12 @@ def smallest(
     def block(number: jax.Array) -> threefry.Block:  # Block 0 has the words.
         return threefry.secret_block(key, at, number, threefry._BITS)
 
-    def decide(before: jax.Array, words: threefry.Block) -> tuple[jax.Array, None]:
-        for word in words:
-            one, other = word[:, None], word[None]
-            before = (one < other) | ((one == other) & before)
-        return before, None
-
-    # In loops: else the cipher would be fused into the comparison, and run for each pair.
+    # From a loop: else the cipher would be fused into what compares, and run for each pair.
     more = jax.lax.map(block, jnp.array([1, 2], jnp.uint32))
-    decided, _ = jax.lax.scan(decide, earlier, more)
+    decided = earlier
+    for word in [both[i] for i in (0, 1) for both in more]:
+        one, other = word[:, None], word[None]
+        decided = (one < other) | ((one == other) & decided)
     tied = (near[:, None] == near[None]) & (near > -jnp.inf)[None]
     rank = jnp.sum(jnp.where(tied, decided, earlier), axis=0)
     at = jnp.zeros_like(at).at[rank].set(at, unique_indices=True)

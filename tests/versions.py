@@ -37,6 +37,7 @@ NO_SOURCES = (
     "_build",
     "dist",
     "runs",
+    "log.txt",
 )
 LOWEST = ROOT / "tests" / "lowest.txt"
 CASES = ("3.11-lowest", "3.12-newest", "3.13-newest")

@@ -24,13 +24,13 @@ moves the numbers of a step by no more than one over the noise multiplier in all
 edge has about the probability of N numbers at rest and of one a step that is moved all the
 way; what many small moves have more is far below the 2e-18.
 
-Batches are within 2**-179 of the sampler's law in total variation, each given those before
-(:mod:`jaxdp.kernels.subset`: random subsets, and which of records with equal words). As
-above that costs :math:`T 2^{-179} (1 + e^{\varepsilon+L})` of delta in T steps: below 1e-22
-for every T that a counter of steps holds and every epsilon up to 50, of which the 2e-18 has
-room for 1e-18.
-Every guarantee of such batches is a :func:`drawn` one: sampled Laplace noise, which may ask
-for delta = 0, is of batches that are as large as the data set.
+Batches, as sets, are within 2**-179 of the sampler's law in total variation, each given
+those before (:mod:`jaxdp.kernels.subset`: random subsets, and which of records with equal
+words). As above that costs :math:`T 2^{-179} (1 + e^{\varepsilon+L})` of delta in T steps:
+below 1e-22 for every T that a counter of steps holds and every epsilon up to 50, of which
+the 2e-18 has room for 1e-18. Every guarantee of such batches is a :func:`drawn` one:
+sampled Laplace noise, which may ask for delta = 0, is of batches that are as large as the
+data set.
 """
 
 import math

@@ -464,7 +464,7 @@ class Ledger:
 
 def check_new(folder: str | os.PathLike[str]) -> None:
     """Raises ValueError if the folder holds the record of a run, or cannot be made."""
-    path = pathlib.Path(folder).absolute()
+    path = pathlib.Path(os.path.abspath(folder))
     try:  # A folder of this name beside it: what the system allows, only trying tells.
         there = next(x for x in (path, *path.parents) if x.exists())
         with tempfile.TemporaryDirectory(dir=there) as probe:

@@ -47,15 +47,15 @@ class Refused(ValueError):
 
 
 def without_set_mesh(run: Callable[P, T]) -> Callable[P, T]:
-    """Lets a function run without the mesh of ``jax.set_mesh``: ``mesh=`` alone counts.
+    """Lets a function run without an explicit mesh of ``jax.set_mesh``: ``mesh=`` counts.
 
-    A mesh that is set decides where new arrays are, and its explicit axes are in the types
-    of all of them.
+    Explicit axes of a mesh that is set are in the types of all arrays.
     """
 
     @functools.wraps(run)
     def bare(*args: P.args, **kwargs: P.kwargs) -> T:
-        if jax.sharding.get_abstract_mesh().empty:
+        around = jax.sharding.get_abstract_mesh()
+        if jax.sharding.AxisType.Explicit not in around.axis_types:
             return run(*args, **kwargs)
         with jax.set_mesh(None):  # pyright: ignore[reportArgumentType]
             return run(*args, **kwargs)

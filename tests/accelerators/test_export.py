@@ -305,6 +305,7 @@ KERNELS: dict[str, tuple[Any, ...]] = {
 NOT_EXPORTED = {
     "clip.grid_bits": "a static number, for a plan",
     "finite_difference.varying": "a question about types",
+    "parts.leaves_apart": "a question about shapes",
     "prefix_noise.rounding_shift": "a static number, for the accountant",
     "prefix_noise.sensitivity": "a static number, for the accountant",
     "stochastic_rounding.is_narrow": "a question about a dtype",
