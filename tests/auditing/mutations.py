@@ -134,6 +134,7 @@ MWEM_PLAN = "jaxdp/saddle/plans/mwem.py"
 USERS = "jaxdp/data/users.py"
 SLOPES_OF_PART = "        some, kept = part\n"
 
+SUBSET = "kernels/subset.py"
 LATTICE = "kernels/lattice_gaussian.py"
 #: What a draw was before it was one of integers: a float32 normal (from two words of its
 #: own block) times the law's standard deviation, rounded to the grid.
@@ -253,15 +254,15 @@ MUTATIONS = (
     Mutation(
         "fixed batches accounted as Poisson",
         SAMPLING,
-        "return index, best > -jnp.inf",
-        "return jnp.arange(best.size), jnp.ones(best.size, bool)",
+        "return subset.smallest(key, words, rows, threshold)",
+        "return jnp.arange(rows), jnp.ones(rows, bool)",
         "sampled",
     ),
     Mutation(
         "lowest indices kept on overflow",
-        SAMPLING,
-        "np.uint32(threshold), _score(words), -jnp.inf)",
-        "np.uint32(threshold), -jnp.arange(1.0 * num_examples), -jnp.inf)",
+        SUBSET,
+        "np.uint32(below), score, -jnp.inf)",
+        "np.uint32(below), -jnp.arange(1.0 * len(words)), -jnp.inf)",
         "truncated",
     ),
     Mutation(
