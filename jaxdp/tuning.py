@@ -82,7 +82,6 @@ class TuneResult(NamedTuple):
         return shown._replace(rows=[("candidate", f"{self.candidate}"), *shown.rows])
 
 
-@parallel.without_set_mesh
 def tune(
     candidates: Sequence[Candidate],
     keys: keys_lib.Keys,
@@ -164,6 +163,7 @@ def tune(
     candidates = _checked_candidates(candidates)
     keys = keys_lib.check(keys)
     _check_law(mean_trials, shape)
+    parallel.refuse_set_mesh()
     validate.instance(bool, check_isolation=check_isolation)
     validate.is_callable(value_fn=value_fn, score_fn=score_fn)
     if microbatch_size is not None:

@@ -36,7 +36,6 @@ from jaxdp.training import (
 from jaxdp.training import ledger as ledger_lib
 
 
-@parallel.without_set_mesh
 def fit(
     plan: Plan,
     keys: keys_lib.Keys,
@@ -305,7 +304,6 @@ def fit(
     return result
 
 
-@parallel.without_set_mesh
 def resume(
     ledger: str | os.PathLike[str],
     params: Any,

@@ -18,7 +18,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeGuard, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -39,28 +39,21 @@ from jaxdp.mechanism.plan import Plan
 from jaxdp.training import digests
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 
 class Refused(ValueError):
     """Refusal of another process of the run."""
 
 
-def without_set_mesh(run: Callable[P, T]) -> Callable[P, T]:
-    """Lets a function run without an explicit mesh of ``jax.set_mesh``: ``mesh=`` counts.
-
-    Explicit axes of a mesh that is set are in the types of all arrays.
-    """
-
-    @functools.wraps(run)
-    def bare(*args: P.args, **kwargs: P.kwargs) -> T:
-        around = jax.sharding.get_abstract_mesh()
-        if jax.sharding.AxisType.Explicit not in around.axis_types:
-            return run(*args, **kwargs)
-        with jax.set_mesh(None):  # pyright: ignore[reportArgumentType]
-            return run(*args, **kwargs)
-
-    return bare
+def refuse_set_mesh() -> None:
+    """Raises ValueError within ``jax.set_mesh`` of explicit axes: all arrays have them."""
+    around = jax.sharding.get_abstract_mesh()
+    if jax.sharding.AxisType.Explicit in around.axis_types:
+        raise ValueError(
+            "mesh must be given by mesh= alone, got the explicit mesh "
+            f"{dict(around.shape)} of jax.set_mesh: call jaxdp in `with "
+            "jax.set_mesh(None):`"
+        )
 
 
 def check_mesh(mesh: Any, params: Any) -> tuple[Mesh | None, Any]:
@@ -70,6 +63,7 @@ def check_mesh(mesh: Any, params: Any) -> tuple[Mesh | None, Any]:
     that are split over ``mesh`` are split over it in place. Other leaves stay as they are.
     Of several processes all refuse what one does.
     """
+    refuse_set_mesh()
     if mesh is None:
         _check_integers(mesh, params)
         check_device(mesh, params=params)

@@ -35,7 +35,6 @@ class Replay(NamedTuple):
         return loop.result_table("Replay", self.params, self.info, {})
 
 
-@parallel.without_set_mesh
 def replay(
     ledger: str | os.PathLike[str] | ledger_lib.Record,
     params: Any,
@@ -82,6 +81,7 @@ def replay(
       >>> bool((replayed.params == result.params).all())
       True
     """
+    parallel.refuse_set_mesh()
     if not isinstance(ledger, ledger_lib.Record):
         ledger = ledger_lib.read(ledger)
     plan = plan_of(ledger)

@@ -84,7 +84,6 @@ def _ends(scores: np.ndarray) -> tuple[float, float]:
     return float(scores.min()), float(scores.max())
 
 
-@parallel.without_set_mesh
 def study(
     plan: Plan,
     params: Any,
@@ -148,6 +147,7 @@ def study(
       >>> found.settings, found.scores.shape
       (({'learning_rate': 0.01}, {'learning_rate': 0.1}), (2, 2))
     """
+    parallel.refuse_set_mesh()
     validate.instance(Plan, plan=plan)
     validate.integer(seeds=seeds)
     grid = _checked_grid(plan, {} if grid is None else grid)

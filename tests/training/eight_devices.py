@@ -828,33 +828,39 @@ def test_a_recorded_run_is_resumed_and_replayed(tmp_path: Path) -> None:
         jaxdp.resume(copy, PARAMS, DATA, **given, microbatch_size=5)
 
 
-def test_a_mesh_that_is_set_counts_nothing(tmp_path: Path) -> None:
-    """Inside ``jax.set_mesh`` runs are those of outside; what is made there is refused."""
-    plan = plan_of(num_directions=2)
+@pytest.mark.parametrize("mesh", [None, MESH])
+def test_an_explicit_mesh_that_is_set_is_refused(mesh: Any, tmp_path: Path) -> None:
+    """Before keys are spent, and with a way out; one of the type Auto changes nothing."""
+    plan, keys = plan_of(), Keys.from_entropy()
     task = {"value_fn": value_fn, "optimizer": OPTIMIZER}
-    for mesh, around in (None, MESH), (MESH, MESH), (MESH, GRID):
-        folder = tmp_path / f"{mesh is None}{len(around.axis_names)}"
-        want, keys = fit(plan, mesh=mesh), Keys.insecure(1)
-        with jax.set_mesh(around):
-            got = jaxdp.fit(plan, keys, PARAMS, DATA, mesh=mesh, ledger=folder, **task)
-            again = jaxdp.resume(folder, PARAMS, DATA, mesh=mesh, **task)
-            replayed = jaxdp.replay(folder, PARAMS, optimizer=OPTIMIZER)
-            assert jax.sharding.get_abstract_mesh().axis_names == around.axis_names
-        chex.assert_trees_all_equal(got.params, want.params)
-        chex.assert_trees_all_equal(again.params, want.params)
-        chex.assert_trees_all_close(replayed.params, want.params, rtol=1e-6)
-    score = lambda result: result.params["out"].sum()  # noqa: E731
-    run = {"seeds": 2, "score_fn": score, "value_fn": value_fn}
-    run["optimizer"] = lambda: OPTIMIZER
-    want = jaxdp.study(plan, PARAMS, DATA, **run)
+    scored = {"value_fn": value_fn, "score_fn": lambda result: 0.0}
+    given = keys, PARAMS, DATA
+    fit(plan, ledger=tmp_path, mesh=mesh)
+    calls = (
+        lambda: jaxdp.fit(plan, keys, PARAMS, DATA, mesh=mesh, **task),
+        lambda: jaxdp.resume(tmp_path, PARAMS, DATA, mesh=mesh, **task),
+        lambda: jaxdp.replay(tmp_path, PARAMS, optimizer=OPTIMIZER),
+        lambda: jaxdp.study(plan, PARAMS, DATA, optimizer=lambda: OPTIMIZER, **scored),
+        lambda: jaxdp.tune([(plan, OPTIMIZER)], *given, mean_trials=2.0, **scored),
+    )
+    want = fit(plan, mesh=mesh)
     with jax.set_mesh(MESH):
-        got = jaxdp.study(plan, PARAMS, DATA, **run)
-        keys = Keys.insecure(0)
-        with pytest.raises(
-            ValueError, match="mesh must be given where keys are on sev"
-        ):
-            jaxdp.fit(plan, keys, PARAMS, DATA, **task)
-    np.testing.assert_array_equal(got.scores, want.scores)
+        for call in calls:
+            with pytest.raises(
+                ValueError, match=r"explicit mesh \{'data': 8\} of jax.set"
+            ):
+                call()
+        with jax.set_mesh(None):  # pyright: ignore[reportArgumentType]
+            got = fit(plan, mesh=mesh)
+            jaxdp.fit(
+                plan, keys, PARAMS, DATA, mesh=mesh, **task
+            )  # They are not spent.
+    chex.assert_trees_all_equal(got.params, want.params)
+    automatic = jax.sharding.AxisType.Auto
+    if mesh is not None:
+        with jax.set_mesh(jax.make_mesh((8,), ("data",), axis_types=(automatic,))):
+            got = fit(plan, mesh=mesh)
+        chex.assert_trees_all_equal(got.params, want.params)
 
 
 def test_a_source_gives_the_bits_of_arrays() -> None:
