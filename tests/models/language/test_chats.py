@@ -23,6 +23,7 @@ from jaxdp.models.language import (
 )
 from tests.models.language.golden import make_chats
 from tests.models.language.golden.make_chats import ASKED, CONVERSATIONS, message
+from tests.models.language.test_generation import PORTABLE
 
 GOLDEN = json.loads(
     (pathlib.Path(__file__).parent / "golden" / "chats.json").read_text("utf-8")
@@ -599,9 +600,10 @@ def test_lazy_is_bit_equal_to_materialised(name: str) -> None:
         return sphere.select(rows, 0)
 
     u = direction(weights)
-    lazily = jax.jit(lambda u, p: perturb.losses_at(task.value_fn, p, batch, u, scale))
-    formed = jax.jit(lambda u, p: perturb.perturb(p, u, scale))
-    want = jax.jit(task.value_fn)(formed(u, weights), batch)
+    jit = functools.partial(jax.jit, compiler_options=PORTABLE)
+    lazily = jit(lambda u, p: perturb.losses_at(task.value_fn, p, batch, u, scale))
+    formed = jit(lambda u, p: perturb.perturb(p, u, scale))
+    want = jit(task.value_fn)(formed(u, weights), batch)
     got = np.asarray(lazily(u, weights))
     np.testing.assert_array_equal(got.view(np.uint32), np.asarray(want).view(np.uint32))
     assert np.any(got != np.asarray(jax.jit(task.value_fn)(weights, batch)))
