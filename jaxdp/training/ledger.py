@@ -466,7 +466,7 @@ def check_new(folder: str | os.PathLike[str]) -> None:
     """Raises ValueError if the folder holds the record of a run, or cannot be made."""
     path = pathlib.Path(os.path.abspath(folder))
     try:  # A folder of this name beside it: what the system allows, only trying tells.
-        there = next(x for x in (path, *path.parents) if x.exists())
+        there = next(x for x in (path, *path.parents) if os.path.lexists(x))
         with tempfile.TemporaryDirectory(dir=there) as probe:
             pathlib.Path(probe, path.relative_to(there)).mkdir(
                 parents=True, exist_ok=True

@@ -81,6 +81,8 @@ def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:
     validate.is_callable(value_fn=task.value_fn)
     if task.microbatch_size is not None:
         validate.integer(microbatch_size=task.microbatch_size)
+    if task.stacked is not None:
+        validate.is_callable(stacked=task.stacked)
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {callback!r}")
     check_optimizer(task.plan, task.optimizer)
@@ -286,8 +288,6 @@ def make_transform(task: Task, keys: keys_lib.Keys) -> Any:
 def maker_options(task: Task) -> dict[str, Any]:
     """Returns the options of the plan's ``transform``; only shapes of params are read."""
     options = {"trainable": task.trainable, "microbatch_size": task.microbatch_size}
-    if task.stacked is not None:
-        validate.is_callable(stacked=task.stacked)
     parallel.check_layers(task.params, task.stacked)
     axes = parallel.record_axes(task.mesh, task.params)
     places = parallel.split(task.params)

@@ -125,9 +125,10 @@ def smoothed(
 def apart(words: jax.Array, params: Any, rows: jax.Array, mask: jax.Array) -> Any:
     """Sums and noise of vectors of which one leaf stays apart, and another does not."""
     tree = {"w": rows[..., None] * params["w"][0, 0], "b": rows}
-    vectors = parts.split(tree, lambda path: True, {"w": "devices"})
     like = jax.tree.map(lambda x: x[0], tree)
-    found = parts.sections(like, lambda path: True, {"w": "devices"})
+    shared = parts.leaves_apart(like, {"w": "devices"})
+    vectors = parts.split(tree, lambda path: True, shared)
+    found = parts.sections(like, lambda path: True, shared)
     noise = node_noise.draw(
         secret(words), jnp.int32(2), found, lattice_gaussian.law(2**20)
     )
@@ -305,7 +306,6 @@ KERNELS: dict[str, tuple[Any, ...]] = {
 NOT_EXPORTED = {
     "clip.grid_bits": "a static number, for a plan",
     "finite_difference.varying": "a question about types",
-    "parts.leaves_apart": "a question about shapes",
     "prefix_noise.rounding_shift": "a static number, for the accountant",
     "prefix_noise.sensitivity": "a static number, for the accountant",
     "stochastic_rounding.is_narrow": "a question about a dtype",

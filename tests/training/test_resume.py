@@ -606,17 +606,18 @@ def test_a_folder_serves_one_run(tmp_path: Path) -> None:
         fit(tmp_path / "run", seed=2)
 
 
-@pytest.mark.parametrize("place", ["x" * 300, "/proc/nope", "file/run"])
+@pytest.mark.parametrize("place", ["x" * 300, "/proc/nope", "file/run", "link/run"])
 def test_a_folder_that_cannot_be_made_costs_no_keys(place: str, tmp_path: Path) -> None:
     """Whoever asks: what a system refuses, permissions alone do not tell."""
     if place.startswith("/proc") and not Path("/proc/self").exists():
         pytest.skip("there is no /proc")
     (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("nowhere")
     keys = Keys.from_entropy()
     run = {"value_fn": value_fn, "optimizer": OPTIMIZER}
     with pytest.raises(ValueError, match=r"a folder that can be written, got .*: \w+"):
         jaxdp.fit(make_plan(), keys, PARAMS, DATA, ledger=tmp_path / place, **run)
-    assert sorted(x.name for x in tmp_path.iterdir()) == ["file"]
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["file", "link"]
     jaxdp.fit(make_plan(), keys, PARAMS, DATA, ledger=tmp_path / "a" / "run", **run)
 
 
