@@ -385,7 +385,7 @@ def _best(
 def _number(score: Any) -> float:
     try:
         return float(score)
-    except TypeError:
+    except (TypeError, ValueError, OverflowError):  # Which may quote it: of any trial.
         raise TypeError(
             f"score_fn must return a number, got one of type {type(score).__name__}"
         ) from None

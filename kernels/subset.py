@@ -31,7 +31,7 @@ of every record included.
 at its edge. ``top_k`` is fast on floats alone, which hold 30 bits: of many elements some do
 tie. To take the lower index would draw the first element 2**-31 too often. So ties are
 decided by 256 further bits, within 64 places around the edge. Of n words, 64 others tie
-with the one at the edge with a probability below ``(n / 2**30)**64 / 64!``, 2**-232 for
+with the one at the edge with a probability below ``(n / 2**30)**64 / 64!``, 2**-231 for
 every n; and of those within, two have equal bits with one below 2**-241.
 
 References:

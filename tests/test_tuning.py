@@ -275,11 +275,14 @@ def test_no_trial_warns(monkeypatch: Any) -> None:
 
 
 def test_a_score_that_is_no_number_is_named() -> None:
-    none: Any = lambda result: None  # noqa: E731
-    with pytest.raises(
-        TypeError, match="score_fn must return a number, got one of type N"
-    ):
-        search(Keys.insecure(0), score_fn=none)
+    """By its type: the score itself may be that of any trial."""
+    for score in None, "loss 1.9", 10**400:
+        wrong: Any = lambda result, score=score: score  # noqa: E731
+        kind = type(score).__name__
+        match = f"score_fn must return a number, got one of type {kind}$"
+        with pytest.raises(TypeError, match=match) as raised:
+            search(Keys.insecure(0), score_fn=wrong)
+        assert raised.value.__suppress_context__
 
 
 def test_trials_have_keys_of_their_own(monkeypatch: Any) -> None:

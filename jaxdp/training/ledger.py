@@ -37,6 +37,7 @@ has the keys, and needs none of this.)
 """
 
 import base64
+import errno
 import hashlib
 import hmac
 import json
@@ -464,13 +465,14 @@ class Ledger:
 
 def check_new(folder: str | os.PathLike[str]) -> None:
     """Raises ValueError if the folder holds the record of a run, or cannot be made."""
-    path = pathlib.Path(os.path.abspath(folder))
+    path = pathlib.Path(folder).absolute()
     try:  # A folder of this name beside it: what the system allows, only trying tells.
         there = next(x for x in (path, *path.parents) if os.path.lexists(x))
+        rest = path.relative_to(there)
+        if ".." in rest.parts:  # It would lead out of what is tried.
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         with tempfile.TemporaryDirectory(dir=there) as probe:
-            pathlib.Path(probe, path.relative_to(there)).mkdir(
-                parents=True, exist_ok=True
-            )
+            pathlib.Path(probe, rest).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
             f"ledger must be a folder that can be written, got {str(folder)!r}: "

@@ -63,8 +63,8 @@ def check_mesh(mesh: Any, params: Any) -> tuple[Mesh | None, Any]:
     that are split over ``mesh`` are split over it in place. Other leaves stay as they are.
     Of several processes all refuse what one does.
     """
-    refuse_set_mesh()
     if mesh is None:
+        refuse_set_mesh()
         _check_integers(mesh, params)
         check_device(mesh, params=params)
         return None, params
@@ -104,6 +104,7 @@ def _check_integers(mesh: Any, params: Any) -> None:
 
 
 def _on_mesh(mesh: Mesh, params: Any) -> tuple[Mesh, Any]:
+    refuse_set_mesh()
     _check_integers(mesh, params)
     for path, leaf in _arrays(params):
         there = leaf.sharding

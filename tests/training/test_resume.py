@@ -606,7 +606,9 @@ def test_a_folder_serves_one_run(tmp_path: Path) -> None:
         fit(tmp_path / "run", seed=2)
 
 
-@pytest.mark.parametrize("place", ["x" * 300, "/proc/nope", "file/run", "link/run"])
+@pytest.mark.parametrize(
+    "place", ["x" * 300, "/proc/nope", "file/run", "link/run", "new/../../x"]
+)
 def test_a_folder_that_cannot_be_made_costs_no_keys(place: str, tmp_path: Path) -> None:
     """Whoever asks: what a system refuses, permissions alone do not tell."""
     if place.startswith("/proc") and not Path("/proc/self").exists():
