@@ -64,7 +64,7 @@ def calibrate_noise_multiplier(
         best = max((over for over in tried if over <= 0), default=-1.0)
         if best >= -_ROUNDED:
             return math.exp(tried[best])
-    low, high = _bracket(excess, guess)
+    low, high = _bracket(excess, guess, epsilon)
     spent = spending.epsilon(*make_guarantee(math.exp(high)), delta)
     tolerance = 1e-6 if spent.accountant in spending.NAMES.values() else 1e-15
     return raised_until(
@@ -146,7 +146,9 @@ def _mu(guarantee: Guarantee) -> float:
     return spending.total_mu(leaves, guarantee.event_relation)
 
 
-def _bracket(excess: Callable[[float], float], guess: float) -> tuple[float, float]:
+def _bracket(
+    excess: Callable[[float], float], guess: float, epsilon: float
+) -> tuple[float, float]:
     """Returns points near the guess with excess > 0 and <= 0, for a decreasing function."""
     low = high = guess
     # Epsilon falls at least as fast as the noise grows, so one step mostly suffices.
@@ -155,12 +157,15 @@ def _bracket(excess: Callable[[float], float], guess: float) -> tuple[float, flo
         low, high, step = high, high + step, 2 * step
     while excess(low) <= 0 and step < 50:
         low, high, step = low - step, low, 2 * step
-    if excess(low) <= 0 or excess(high) > 0:
-        raise ValueError(
-            "epsilon must be within reach of the noise_multiplier: at "
-            f"{math.exp(low):.3g} to {math.exp(high):.3g} the guarantee costs "
-            f"{1 + excess(low):.3g} to {1 + excess(high):.3g} times as much"
-        )
+    for bound, noise, far in (
+        ("larger", high, excess(high) > 0),
+        ("smaller", low, excess(low) <= 0),
+    ):
+        if far:
+            raise ValueError(
+                f"epsilon must be {bound}, got {epsilon:.4g}: noise_multiplier = "
+                f"{math.exp(noise):.3g} is charged {1 + excess(noise):.3g} times as much"
+            )
     return low, high
 
 

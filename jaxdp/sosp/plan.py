@@ -229,6 +229,9 @@ class SOSP(Plan):
                 f"{self.num_examples} together, got {self.refresh_batch_size} and "
                 f"{self.hessian_batch_size}"
             )
+        if self.hessian == "on_demand":
+            longest = self.hessian_clip_norm * self.escape_radius
+            sum_plan.check_clip("hessian_clip_norm * escape_radius", longest)
         steps, jumps = self.escape_steps, self.hessian == "released"
         if steps is not None:
             validate.integer(at_least=1 if jumps else 2, escape_steps=steps)

@@ -473,6 +473,8 @@ def check_new(folder: str | os.PathLike[str]) -> None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         with tempfile.TemporaryDirectory(dir=there) as probe:
             pathlib.Path(probe, rest).mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path / SECRET) and not (path / SECRET).is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{SECRET}: not a folder")
     except OSError as error:
         raise ValueError(
             f"ledger must be a folder that can be written, got {str(folder)!r}: "

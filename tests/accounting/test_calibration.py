@@ -204,8 +204,10 @@ def test_one_step_that_costs_too_much_is_refused_with_its_cost():
 
 
 def test_noise_out_of_reach_is_refused():
-    for constant in (0.0, 1.0):
-        with pytest.raises(ValueError, match="within reach of the noise_multiplier"):
+    for constant, bound in ((0.0, "larger"), (4.0, "smaller")):
+        with pytest.raises(
+            ValueError, match=f"epsilon must be {bound}, got 2: noise_mu"
+        ):
             accounting.calibrate_noise_multiplier(
                 lambda m, constant=constant: full(constant, 1, "zero_out"), 2.0, DELTA
             )

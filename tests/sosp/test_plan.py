@@ -235,6 +235,11 @@ def test_uncalibrated_plans_run_nothing() -> None:
         (MODES["released"] | {"escape_steps": 5}, "escape_steps"),
         (MODES["operator"] | {"hessian_filter": True}, "hessian_filter"),
         ({"num_examples": 2**29 + 1}, "num_examples"),
+        # Each within float32, and a product of both is not.
+        (
+            {"hessian_clip_norm": 1e30, "escape_radius": 1e15},
+            r"hessian_clip_norm \* escape_radius must be in \[1e-30",
+        ),
         # What float32 rounds would need more noise than it can hold.
         (
             MODES["operator"]

@@ -26,8 +26,20 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 # Processes must have met before any of them asks JAX for an array.
 PROCESS = """
-import json, sys, jax
+import json, os, sys, jax
+from unittest import mock
+from jax._src import compiler, distributed
+
 address, index, count, function, *given = sys.argv[1:]
+# Programs that were compiled are written by process 0 alone: here each one has a folder.
+written = compiler._cache_write
+def write(*given):
+    with mock.patch.object(distributed.global_state, "process_id", 0):
+        return written(*given)
+if cache := jax.config.jax_compilation_cache_dir:
+    cache = os.path.join(cache, "process" + index) if int(index) else cache
+    jax.config.update("jax_compilation_cache_dir", cache)
+    compiler._cache_write = write
 jax.distributed.initialize(address, num_processes=int(count), process_id=int(index))
 import jaxdp
 from tests.training import two_processes

@@ -607,7 +607,7 @@ def test_a_folder_serves_one_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["x" * 300, "/proc/nope", "file/run", "link/run", "new/../../x"]
+    "place", ["x" * 300, "/proc/nope", "file/run", "link/run", "new/../../x", "other"]
 )
 def test_a_folder_that_cannot_be_made_costs_no_keys(place: str, tmp_path: Path) -> None:
     """Whoever asks: what a system refuses, permissions alone do not tell."""
@@ -615,11 +615,14 @@ def test_a_folder_that_cannot_be_made_costs_no_keys(place: str, tmp_path: Path) 
         pytest.skip("there is no /proc")
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "secret").write_text("")
     keys = Keys.from_entropy()
     run = {"value_fn": value_fn, "optimizer": OPTIMIZER}
     with pytest.raises(ValueError, match=r"a folder that can be written, got .*: \w+"):
         jaxdp.fit(make_plan(), keys, PARAMS, DATA, ledger=tmp_path / place, **run)
-    assert sorted(x.name for x in tmp_path.iterdir()) == ["file", "link"]
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["file", "link", "other"]
+    assert [x.name for x in (tmp_path / "other").iterdir()] == ["secret"]
     jaxdp.fit(make_plan(), keys, PARAMS, DATA, ledger=tmp_path / "a" / "run", **run)
 
 
