@@ -14,6 +14,8 @@ from jaxdp.core import validate
 _COARSER = (((32,), 0.05), ((16, 32), 0.01), ((8, 16), 1e-3), ((4, 8, 16), math.inf))
 #: What calibration may leave of epsilon, where no closed form is accounted.
 _LEFT = 1e-5
+#: Epsilon over what is asked for, as far as it is told apart.
+_MOST = 1e6
 #: What it may leave where the accountant's tables are rounded by as much.
 _ROUNDED = 1e-4
 
@@ -43,7 +45,7 @@ def calibrate_noise_multiplier(
     @functools.cache
     def excess(log_noise: float) -> float:
         spent = spending.epsilon(*make_guarantee(math.exp(log_noise)), delta)
-        return min(spent / epsilon, 1e6) - 1
+        return min(spent / epsilon, _MOST) - 1
 
     guess = _guess(make_guarantee, epsilon, delta)
     estimated = _estimated(make_guarantee, epsilon, delta, guess)
@@ -162,9 +164,12 @@ def _bracket(
         ("smaller", low, excess(low) <= 0),
     ):
         if far:
+            times = 1 + excess(noise)
+            most = times >= _MOST
             raise ValueError(
-                f"epsilon must be {bound}, got {epsilon:.4g}: noise_multiplier = "
-                f"{math.exp(noise):.3g} is charged {1 + excess(noise):.3g} times as much"
+                f"{'epsilon or delta' if most else 'epsilon'} must be {bound}, got epsilon "
+                f"= {epsilon:.4g}: noise_multiplier = {math.exp(noise):.3g} is charged "
+                f"{times:.3g} times as much{' or more' if most else ''}"
             )
     return low, high
 

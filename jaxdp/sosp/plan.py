@@ -35,6 +35,14 @@ _POSITIVE = (
 _NON_NEGATIVE = ("escape_noise_std", "curvature_threshold", "noise_multiplier")
 
 
+def _within(low: float, high: float, name: str, value: float) -> None:
+    """Checks a number of escapes of several steps."""
+    if not low <= value <= high:
+        raise ValueError(
+            f"{name} must be in [{low:g}, {high:g}] where escapes take steps, got {value!r}"
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SOSP(Plan):
     r"""Plan for second-order stationary points by adaptive batches and noisy escapes.
@@ -73,7 +81,8 @@ class SOSP(Plan):
       trigger_norm: :math:`\theta`; an escape begins where the estimate is at most as long.
       escape_steps: :math:`\Gamma`, at least 2; 1 with ``hessian="released"``; None: no
         escapes.
-      escape_radius: :math:`\Xi`; an escape that comes so far has left. (A jump with
+      escape_radius: :math:`\Xi`; an escape that comes so far has left. In [1e-12, 1e12],
+        and times ``hessian_clip_norm`` in [1e-18, 1e18]. (A jump with
         ``hessian="released"`` needs neither this nor ``escape_noise_std``.)
       escape_noise_std: the least noise of an escape's steps, which it needs to leave an
         exact saddle; more is added where privacy asks for it.
@@ -229,10 +238,12 @@ class SOSP(Plan):
                 f"{self.num_examples} together, got {self.refresh_batch_size} and "
                 f"{self.hessian_batch_size}"
             )
-        if self.hessian == "on_demand":
-            longest = self.hessian_clip_norm * self.escape_radius
-            sum_plan.check_clip("hessian_clip_norm * escape_radius", longest)
         steps, jumps = self.escape_steps, self.hessian == "released"
+        if steps is not None and not jumps:
+            # A product's bound rests on lengths, grids and inverses that float32 holds.
+            longest = self.hessian_clip_norm * self.escape_radius
+            _within(1e-12, 1e12, "escape_radius", self.escape_radius)
+            _within(1e-18, 1e18, "hessian_clip_norm * escape_radius", longest)
         if steps is not None:
             validate.integer(at_least=1 if jumps else 2, escape_steps=steps)
             if jumps and steps != 1:

@@ -475,6 +475,10 @@ def check_new(folder: str | os.PathLike[str]) -> None:
             pathlib.Path(probe, rest).mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path / SECRET) and not (path / SECRET).is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{SECRET}: not a folder")
+        files = PLAN, REPORT, *(f"{SECRET}/{x}" for x in (RUN, _CHAIN, LOCK, RESERVED))
+        for name in files:
+            if (path / name).is_dir():
+                raise IsADirectoryError(errno.EISDIR, f"{name}: a folder")
     except OSError as error:
         raise ValueError(
             f"ledger must be a folder that can be written, got {str(folder)!r}: "
@@ -484,6 +488,11 @@ def check_new(folder: str | os.PathLike[str]) -> None:
         raise ValueError(
             f"ledger must be a folder without a run, got {str(folder)!r}, which holds "
             "one: resume it, or choose another folder"
+        )
+    if (path / SECRET).is_symlink() and (path / SECRET / RUN).exists():
+        raise ValueError(
+            f"ledger must be a folder with a {SECRET} of its own, got {str(folder)!r}, "
+            f"whose {SECRET} is a link to that of another run"
         )
 
 

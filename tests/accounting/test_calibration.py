@@ -204,10 +204,12 @@ def test_one_step_that_costs_too_much_is_refused_with_its_cost():
 
 
 def test_noise_out_of_reach_is_refused():
-    for constant, bound in ((0.0, "larger"), (4.0, "smaller")):
-        with pytest.raises(
-            ValueError, match=f"epsilon must be {bound}, got 2: noise_mu"
-        ):
+    for constant, bound in (
+        (0.0, "epsilon or delta must be larger, got epsilon = 2: .* or more"),
+        (1.0, "epsilon must be larger, got epsilon = 2: noise_multiplier"),
+        (4.0, "epsilon must be smaller, got epsilon = 2: noise_multiplier"),
+    ):
+        with pytest.raises(ValueError, match=bound):
             accounting.calibrate_noise_multiplier(
                 lambda m, constant=constant: full(constant, 1, "zero_out"), 2.0, DELTA
             )

@@ -235,11 +235,20 @@ def test_uncalibrated_plans_run_nothing() -> None:
         (MODES["released"] | {"escape_steps": 5}, "escape_steps"),
         (MODES["operator"] | {"hessian_filter": True}, "hessian_filter"),
         ({"num_examples": 2**29 + 1}, "num_examples"),
-        # Each within float32, and a product of both is not.
+        # Clip and radius within float32, and their product or its square is not.
         (
-            {"hessian_clip_norm": 1e30, "escape_radius": 1e15},
-            r"hessian_clip_norm \* escape_radius must be in \[1e-30",
+            {"hessian_clip_norm": 1e30},
+            r"clip_norm \* escape_radius must be in \[1e-18,",
         ),
+        (
+            MODES["operator"] | {"hessian_clip_norm": 1e20, "escape_radius": 1e9},
+            r"clip_norm \* escape_radius must be in \[1e-18, 1e\+18\].*, got 1e\+29",
+        ),
+        (
+            MODES["filter"] | {"hessian_clip_norm": 1e-20, "escape_radius": 3e19},
+            r"escape_radius must be in \[1e-12, 1e\+12\]",
+        ),
+        (MODES["frobenius"] | {"escape_radius": 2e-19}, r"escape_radius must be in"),
         # What float32 rounds would need more noise than it can hold.
         (
             MODES["operator"]
@@ -275,6 +284,10 @@ def test_uncalibrated_plans_run_nothing() -> None:
 def test_bad_numbers_are_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises((ValueError, TypeError), match=named):
         make(**changes)
+
+
+def test_without_escapes_any_radius_is_taken() -> None:
+    make(escape_steps=None, hessian_clip_norm=1e-20, escape_radius=1e-15)
 
 
 def test_cursors_serve_no_other_plan() -> None:

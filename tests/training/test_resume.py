@@ -604,10 +604,15 @@ def test_a_folder_serves_one_run(tmp_path: Path) -> None:
     fit(tmp_path / "run")
     with pytest.raises(ValueError, match="ledger must be a folder without a run"):
         fit(tmp_path / "run", seed=2)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "secret").symlink_to(tmp_path / "run" / "secret")
+    with pytest.raises(ValueError, match="a link to that of another run"):
+        fit(tmp_path / "b", seed=2)
 
 
 @pytest.mark.parametrize(
-    "place", ["x" * 300, "/proc/nope", "file/run", "link/run", "new/../../x", "other"]
+    "place",
+    ["x" * 300, "/proc/nope", "file/run", "link/run", "new/../../x", "other", "plan"],
 )
 def test_a_folder_that_cannot_be_made_costs_no_keys(place: str, tmp_path: Path) -> None:
     """Whoever asks: what a system refuses, permissions alone do not tell."""
@@ -617,12 +622,14 @@ def test_a_folder_that_cannot_be_made_costs_no_keys(place: str, tmp_path: Path) 
     (tmp_path / "link").symlink_to("nowhere")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "secret").write_text("")
+    (tmp_path / "plan" / "plan.json").mkdir(parents=True)
     keys = Keys.from_entropy()
     run = {"value_fn": value_fn, "optimizer": OPTIMIZER}
     with pytest.raises(ValueError, match=r"a folder that can be written, got .*: \w+"):
         jaxdp.fit(make_plan(), keys, PARAMS, DATA, ledger=tmp_path / place, **run)
-    assert sorted(x.name for x in tmp_path.iterdir()) == ["file", "link", "other"]
-    assert [x.name for x in (tmp_path / "other").iterdir()] == ["secret"]
+    there = {str(x.relative_to(tmp_path)) for x in tmp_path.rglob("*")}
+    made = {"plan", "plan/plan.json", "other", "other/secret"}
+    assert there == made | {"file", "link"}
     jaxdp.fit(make_plan(), keys, PARAMS, DATA, ledger=tmp_path / "a" / "run", **run)
 
 
