@@ -39,6 +39,12 @@ if jax.default_backend() != "cpu":
     jax.config.update("jax_default_matmul_precision", "highest")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts tests of minutes first: at the end one process would wait for the other."""
+    first = "test_parallel.py", "test_processes_that_share_a_model"
+    items.sort(key=lambda item: not any(name in item.nodeid for name in first))
+
+
 def pytest_collection_finish() -> None:
     """Leaves modules and tests, which all stay, out of each collection of garbage.
 

@@ -690,19 +690,24 @@ def test_processes_that_share_a_model_end_as_one_does(
     """Four devices of one process, and two of each of two: the same files, to the bit."""
     same = ("finetune", *files(home, "roberta"), *QUICK, "--seed", 1)
     head = ("--task", "head", "--labels", 2, "--lora-rank", 2)
-    integers = ("--quantised", "int8", "--mesh", "data=2,model=2")
     runs = {
         "prompt": (*same, *PROMPT, "--mesh", "model=2,data=2"),
-        # Integers that are split, a whole adapter, and a head of which a kernel is split;
-        # the last two are drawn.
-        "lora": (*same, *head, "--trainable", "lora", *integers),
-        # What moves is whole, and in the checkpoints.
+        # An adapter, and a head of which a kernel is split; both are drawn.
+        "lora": (*same, *head, "--trainable", "lora", "--mesh", "data=2,model=2"),
+        # What moves is whole in both, and in the checkpoints.
         "gradients": (
             *("finetune", *files(home, "roberta"), *NUMBERS, "--sampling", "full"),
-            *("--seed", 1, *head, "--method", "dp-lora", "--dtype", "bfloat16"),
-            *integers,
+            *("--seed", 1, *head, "--method", "dp-lora", "--mesh", "data=2,model=2"),
+        ),
+        # Integers that are split, beside an adapter that is whole.
+        "int8": (
+            *(*same, *PROMPT, "--quantised", "int8", "--lora-rank", 2),
+            *("--mesh", "data=2,model=2"),
         ),
     }
+    runs["int8 gradients"] = (
+        *(*runs["gradients"], "--quantised", "int8", "--dtype", "bfloat16"),
+    )
     given = json.dumps({name: [*map(str, words)] for name, words in runs.items()})
     one = tmp_path / "one"
     script = "import sys; from tests.training.two_processes import tuned; "

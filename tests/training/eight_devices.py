@@ -1367,12 +1367,15 @@ def test_sharded_runs_are_resumed_and_replayed(tmp_path: Path) -> None:
         jaxdp.resume(tmp_path / "copy", WIDE, DATA, **given)
 
 
-def test_sharded_noise_is_carried_and_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix_noise", ["tree", "honaker"])
+def test_sharded_noise_is_carried_and_resumed(
+    tmp_path: Path, prefix_noise: Any
+) -> None:
     """What an oracle carries lies where its parameters do, in a checkpoint's copy, too."""
     plan = oracle_plan(
         sampling=sampling.SinglePassRestarts(period=4, restart_batch_size=6),
         num_steps=4,
-        prefix_noise="honaker",
+        prefix_noise=prefix_noise,
         learning_rate=0.1,
         noise_multiplier=3.0,
         **SCALED | {"scale_with_movement": False},
