@@ -1,7 +1,7 @@
 """Command line: ``train``, ``finetune``, ``epsilon``, ``calibrate``, and so on.
 
-A wrong argument gives one line on standard error and exit code 2, before anything is
-spent or written; Ctrl-C gives one line and exit code 130, SIGTERM and SIGUSR1 (in a run,
+A wrong argument gives one line on standard error and exit code 2, before a new run spends
+or writes anything; Ctrl-C gives one line and exit code 130, SIGTERM and SIGUSR1 (in a run,
 when a chunk is done) one line and exit code 75. A traceback is a bug of ours.
 Functions of this package raise a ``UsageError`` in one sentence that names the option.
 """

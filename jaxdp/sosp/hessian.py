@@ -196,14 +196,16 @@ def operator_clipped(matrices: jax.Array, bound: float | jax.Array) -> jax.Array
 
     By an upper bound on the norm that is at most d**(1 / 64) too large: the Frobenius norm
     of a high power of the matrix, to that power's root. (An estimate by power iteration
-    would be a lower bound, and certify nothing.) Matrices with a NaN or an infinity are
-    zero.
+    would be a lower bound, and certify nothing.) Matrices with a NaN or an infinity, and
+    those of which float32 does not hold the norm, are zero.
     """
-    ok = jnp.isfinite(matrices).all(axis=(1, 2), keepdims=True)
-    safe = jnp.where(ok, (matrices + matrices.swapaxes(1, 2)) / 2, 0)
+    both = (matrices + matrices.swapaxes(1, 2)) / 2
+    ok = jnp.isfinite(both).all(axis=(1, 2), keepdims=True)
+    safe = jnp.where(ok, both, 0)
     norm = operator_bound(safe)[:, None, None]
     limit = jnp.asarray(bound, jnp.float32)
-    return jnp.where(norm > limit, safe * (limit / jnp.maximum(norm, limit)), safe)
+    # What passes has been compared: a norm that is NaN would keep nothing.
+    return jnp.where(norm <= limit, safe, safe * (limit / jnp.maximum(norm, limit)))
 
 
 def operator_slack(dim: int) -> float:
@@ -214,8 +216,10 @@ def operator_slack(dim: int) -> float:
 def operator_bound(matrices: jax.Array) -> jax.Array:
     """Computes upper bounds (B,) on operator norms of symmetric matrices (B, d, d)."""
     peak = jnp.max(jnp.abs(matrices), axis=(1, 2), initial=0)
-    power = matrices / jnp.where(peak > 0, peak, 1)[:, None, None]
-    log_norm = jnp.log(peak)  # -inf, for a matrix of zeros
+    # The inverse of a number near the largest is subnormal, and flushed to zero on CPU.
+    scale = jnp.minimum(peak, 1 / jnp.finfo(jnp.float32).tiny)
+    power = matrices / jnp.where(peak > 0, scale, 1)[:, None, None]
+    log_norm = jnp.log(scale)  # -inf, for a matrix of zeros
     for i in range(_SQUARINGS + 1):
         if i:
             power = jnp.matmul(power, power, precision="highest")

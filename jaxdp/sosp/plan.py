@@ -244,6 +244,9 @@ class SOSP(Plan):
             longest = self.hessian_clip_norm * self.escape_radius
             _within(1e-12, 1e12, "escape_radius", self.escape_radius)
             _within(1e-18, 1e18, "hessian_clip_norm * escape_radius", longest)
+            if self.hessian == "tracked":
+                mean = self.hessian_clip_norm / self.hessian_batch_size
+                _within(1e-30, 1e30, "hessian_clip_norm / hessian_batch_size", mean)
         if steps is not None:
             validate.integer(at_least=1 if jumps else 2, escape_steps=steps)
             if jumps and steps != 1:

@@ -492,7 +492,8 @@ def check_new(folder: str | os.PathLike[str]) -> None:
     if (path / SECRET).is_symlink() and (path / SECRET / RUN).exists():
         raise ValueError(
             f"ledger must be a folder with a {SECRET} of its own, got {str(folder)!r}, "
-            f"whose {SECRET} is a link to that of another run"
+            f"whose {SECRET} is a link to that of another run, or of one that was killed "
+            "as it began"
         )
 
 

@@ -177,6 +177,24 @@ def test_operator_clip() -> None:
     np.testing.assert_array_equal(hessian.operator_clipped(small, 1.0), small)
 
 
+@pytest.mark.parametrize("dim", [1, 2, 17])
+@pytest.mark.parametrize("value", [8.4e37, 8.6e37, 1.6e38, 3.3e38, -1.6e38])
+def test_entries_near_the_largest_float_are_clipped(value: float, dim: int) -> None:
+    """Whose inverse is subnormal: zero on a CPU, with which they would pass unclipped."""
+    one = np.zeros((dim, dim), np.float32)
+    one[0, 0] = value
+    full = np.full((dim, dim), value, np.float32)
+    for case in (one, full):
+        both = jnp.asarray(np.stack([case, np.eye(dim, dtype=np.float32)]))
+        found = hessian.operator_bound(both)
+        assert not np.isnan(found).any()
+        if norms(case) < 1e38:
+            assert found[0] >= norms(case)
+        got = np.asarray(hessian.operator_clipped(both, 0.5))
+        assert np.isfinite(got).all() and np.all(norms(got) <= 0.5)
+        assert norms(got[1]) > 0.4
+
+
 def tracked_grid(norm: str) -> TrackedGrid:
     bits = 16 if norm == "frobenius" else 15
     return TrackedGrid(norm, bits, 1.3 / COUNT, 2.0**-12, 5)

@@ -249,6 +249,10 @@ def test_uncalibrated_plans_run_nothing() -> None:
             r"escape_radius must be in \[1e-12, 1e\+12\]",
         ),
         (MODES["frobenius"] | {"escape_radius": 2e-19}, r"escape_radius must be in"),
+        (
+            MODES["operator"] | {"hessian_clip_norm": 1e-29, "escape_radius": 1e12},
+            r"hessian_clip_norm / hessian_batch_size must be in \[1e-30, 1e\+30\]",
+        ),
         # What float32 rounds would need more noise than it can hold.
         (
             MODES["operator"]
