@@ -236,12 +236,6 @@ def fit(
     told = streaming.compared(task.data)
     parallel.check_same(mesh, keys, params=params, data=told)
     transform = preparing.make_transform(task, keys)
-
-    def check_kept() -> None:
-        if ledger is not None:
-            recording.check_kept(task, transform)
-
-    parallel.together(mesh, check_kept)
     # Also where only another process shows or writes something: all run one program.
     in_chunks, with_text = (
         in_chunks or several or streams,
@@ -281,11 +275,19 @@ def fit(
     recorder = parallel.together(
         mesh, lambda: None if begun is None else begun(reserved)
     )
+    # By all processes, where one has a record.
+    recorded = parallel.where_any(mesh, lambda: recorder is not None)()
+    frozen = replaying.frozen(task.params, task.trainable)
+    scattered = functools.partial(recording.scattered, plan, frozen)
+    scattered = scattered if recorded else _nothing
     with contextlib.nullcontext() if recorder is None else recorder.ledger:
         if in_chunks:
             asked = None if stop is None else parallel.where_any(mesh, stop)
             chunks = _Chunks(
-                plan, size, callback, progress, asked, mesh=mesh, shows=shows
+                *(plan, size, callback, progress, asked),
+                mesh=mesh,
+                shows=shows,
+                scattered=scattered,
             )
             with streaming.steps(
                 program.run, keys, plan, task.data, mesh, size
@@ -296,7 +298,8 @@ def fit(
             carry = jax.block_until_ready(program.run(carry, keys, task.data))
             seconds = time.perf_counter() - begin
         times = compile_seconds, seconds
-        result = _result(task, keys, carry, 0, times, recorder, keep_noise_roots)
+        of_end = recorder, scattered(carry), keep_noise_roots
+        result = _result(task, keys, carry, 0, times, *of_end)
     if recorder is None and ledger is not None:  # Process 0 counted.
         result.report["steps_charged"] = plan.num_steps
     if not several:
@@ -425,7 +428,6 @@ def resume(
         task = preparing.on_mesh(task)
         parallel.check_same(mesh, at.keys, data=streaming.compared(task.data))
         transform = preparing.make_transform(task, at.keys)
-        parallel.together(mesh, lambda: recording.check_kept(task, transform))
         size = at.record.header["chunk"]
         program, compile_seconds = preparing.compiled(
             task, transform, at.keys, size, True, check_isolation
@@ -449,9 +451,12 @@ def resume(
         with keys_lib.resuming(at.keys):
             carry = loop.start(at.plan, transform, task.optimizer, task.params)
         asked = None if stop is None else parallel.where_any(mesh, stop)
+        frozen = replaying.frozen_of(at.record.header)
+        scattered = functools.partial(recording.scattered, at.plan, frozen)
         chunks = _Chunks(
             *(at.plan, size, callback, progress, asked, at.charged, mesh),
             shows=parallel.where_any(mesh, lambda: callback is not None)(),
+            scattered=scattered,
         )
         with streaming.steps(
             program.run, at.keys, at.plan, task.data, mesh, size
@@ -462,7 +467,8 @@ def resume(
             parallel.check_same(mesh, at.keys, **{"parameters and optimizer": rebuilt})
             carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
         times, keep = (compile_seconds, seconds), keep_noise_roots
-        result = _result(task, at.keys, carry, at.done, times, recorder, keep)
+        of_end = recorder, scattered(carry), keep
+        result = _result(task, at.keys, carry, at.done, times, *of_end)
     if recorder is None:
         result.report["steps_charged"] = at.charged(at.last)
     if not several:
@@ -479,6 +485,12 @@ _Step = streaming.InMemory | streaming.Streamed
 _Again = Callable[[loop.Carry, int, int], loop.Carry]
 
 
+def _nothing(carry: loop.Carry) -> recording.Scattered:
+    """Returns what is gathered of a run without a record."""
+    del carry
+    return recording.Scattered()
+
+
 class _Chunks(NamedTuple):
     """Division of a run into chunks, with a callback and a progress bar between them."""
 
@@ -490,6 +502,7 @@ class _Chunks(NamedTuple):
     charged: Callable[[int], int] = int  # steps that count as released, after a step
     mesh: Mesh | None = None  # of processes that end together where one cannot go on
     shows: bool = False  # whether one of them has a callback
+    scattered: Callable[[Any], recording.Scattered] = _nothing  # for the record
 
     def run(
         self,
@@ -528,8 +541,7 @@ class _Chunks(NamedTuple):
                 parallel.together(self.mesh, before)
                 carry = jax.block_until_ready(step(carry, first, end))
                 seconds += time.perf_counter() - begin
-                digest = digests.of_scattered(carry.params)
-                about = carry, first, end, recorder, digest
+                about = carry, first, end, recorder, self.scattered(carry)
                 after = functools.partial(self._after, *about)
                 parallel.together(self.mesh, after)
                 if self.shows:
@@ -555,11 +567,11 @@ class _Chunks(NamedTuple):
         first: int,
         end: int,
         recorder: recording.Recorder | None,
-        digest: str,
+        scattered: recording.Scattered,
     ) -> None:
         """Records the steps [first, end)."""
         if recorder is not None:
-            recorder.after(first, end, carry, digest)
+            recorder.after(first, end, carry, scattered)
 
     def _show(self, carry: loop.Carry, end: int) -> None:
         """Shows the steps to the callback of this process, if it has one."""
@@ -624,7 +636,7 @@ def _rebuilt(
     first = max((known for known in states if known <= until), default=0)
     # These steps are done, and on record.
     chunks = chunks._replace(stop=None)
-    silent = chunks._replace(callback=None, shows=False, mesh=None)
+    silent = chunks._replace(callback=None, shows=False, mesh=None, scattered=_nothing)
     if task.plan.replayable:
         again: Any = None  # A checkpoint alone needs no program.
         if first < until or chunks.shows:
@@ -648,17 +660,16 @@ def _rebuilt(
         carry, _ = silent.run(step, carry, until, at.done, None)
         known, digest = recording.replayed_to(at)
         same, end = carry, states.get(at.done)
+        scattered = chunks.scattered(carry)
 
         def check() -> None:
-            recording.check_recomputed(at, until, same, end)
+            recording.check_recomputed(at, until, same, scattered, end)
 
         parallel.together(at.mesh, check)
         if known == at.done:
             recording.check_replayed(at, digest, same.params)
-        if at.done not in states:
-            found = digests.of_scattered(carry.params)
-            if recorder is not None:
-                recorder.checkpoint(carry, found)
+        if at.done not in states and recorder is not None:
+            recorder.checkpoint(carry, scattered)
     if not task.plan.replayable:
 
         def show_last() -> None:
@@ -756,6 +767,7 @@ def _result(
     first: int,
     times: tuple[float, float],
     recorder: recording.Recorder | None,
+    scattered: recording.Scattered,
     keep_noise_roots: bool,
 ) -> loop.FitResult:
     """Returns the result of a run whose steps from ``first`` on took ``times`` now."""
@@ -769,6 +781,7 @@ def _result(
     report = reporting.Report(reporting.report(plan, made) | more)
     if recorder is not None:
         report["steps_charged"] = recorder.charged
-        recorder.finish(carry, report, keep_noise_roots=keep_noise_roots)
+        keep = keep_noise_roots
+        recorder.finish(carry, scattered, report, keep_noise_roots=keep)
     info = loop.FitInfo(carry.releases, public(rest))
     return loop.FitResult(plan.returned(made, carry.params), info, report)

@@ -270,9 +270,11 @@ def make_transform(task: Task, keys: keys_lib.Keys) -> Any:
         return _algorithm(task, keys)
     check_reads_losses(task.plan)
     options = maker_options(task)
-    moves = run_state.moving(task.params, task.trainable)
+    size = run_state.size(task.params, run_state.moving(task.params, task.trainable))
+    if getattr(task.plan, "direction", None) == "orthonormal":
+        _warn_of_rows(task, size)
     resolution.warn_if_unresolved(
-        task.plan.perturbation(run_state.size(task.params, moves)),
+        task.plan.perturbation(size),
         task.params,
         trainable=task.trainable,
         stacklevel=3,
@@ -308,6 +310,20 @@ def maker_options(task: Task) -> dict[str, Any]:
             )
         options["stacked"] = task.stacked
     return options
+
+
+def _warn_of_rows(task: Task, dim: int) -> None:
+    """Warns of orthonormal directions where parameters are split: they are not."""
+    if not parallel.split(task.params):
+        return
+    plan: Any = task.plan
+    mebibytes = 4 * plan.num_directions * dim / 2**20
+    warnings.warn(
+        f"direction='orthonormal' makes one matrix of {plan.num_directions} x {dim} "
+        f"numbers, which every device holds whole ({mebibytes:.3g} MiB), though params are "
+        "split over the mesh; those of direction='sphere' are made where the params are",
+        stacklevel=4,
+    )
 
 
 def _algorithm(task: Task, keys: keys_lib.Keys) -> Algorithm:

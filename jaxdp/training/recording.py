@@ -13,8 +13,9 @@ import pathlib
 import platform
 import re
 import secrets
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,45 +85,51 @@ class Recorder:
             self.charged += last - first
         self.outstanding = None
 
-    def after(self, first: int, last: int, carry: loop.Carry, digest: str = "") -> None:
+    def after(
+        self, first: int, last: int, carry: loop.Carry, scattered: "Scattered"
+    ) -> None:
         """Records the steps [first, last), before their carry is shown to anybody."""
         carry = parallel.here(carry)
         self.ledger.record(first, np.asarray(carry.releases)[first:last])
         self.done = last
-        self.checkpoint(carry, digest)
+        self.checkpoint(carry, scattered)
 
-    def checkpoint(self, carry: loop.Carry, digest: str = "") -> None:
-        """Writes a checkpoint of the carry, or a digest for large replayable runs.
-
-        ``digest`` is that of parameters which are scattered: all processes computed it.
-        """
+    def checkpoint(self, carry: loop.Carry, scattered: "Scattered") -> None:
+        """Writes a checkpoint of the carry, or a digest for large replayable runs."""
         carry = parallel.here(carry)
         if self._has_checkpoints(carry):
-            content = self._pack(carry)
+            content = self._pack(carry, scattered)
             self.ledger.supersede(_CHECKPOINT, by=_BEFORE, content=content)
         else:
-            digest = digest or digests.of_params(carry.params)
+            digest = scattered.digest or digests.of_params(carry.params)
             known = {"run": self.run, "step": self.done, "params": digest}
             self.ledger.save(_DIGEST, json.dumps(known).encode(), secret=True)
 
     def _has_checkpoints(self, carry: loop.Carry) -> bool:
+        if not self.replayable:
+            return True
         if digests.scattered(_kept_leaves(carry, self.frozen)):
-            return False  # Such runs are replayable.
+            return False
         size = sum(x.nbytes for x in _moving(carry.params, self.frozen).values())
-        return size <= _LARGE or not self.replayable
+        return size <= _LARGE
 
-    def _pack(self, carry: loop.Carry) -> bytes:
+    def _pack(self, carry: loop.Carry, scattered: "Scattered") -> bytes:
         # As bytes: NumPy's format has no bfloat16.
         arrays: dict[str, Any] = {
-            name: np.frombuffer(_words(leaf).tobytes(), np.uint8)
-            for name, leaf in _kept_leaves(carry, self.frozen).items()
+            name: np.frombuffer(words.tobytes(), np.uint8)
+            for name, words in _kept_words(carry, self.frozen, scattered).items()
         }
         file = io.BytesIO()
         np.savez(file, run=self.run, step=self.done, **arrays)
         return file.getvalue()
 
     def finish(
-        self, carry: loop.Carry, report: dict[str, Any], *, keep_noise_roots: bool
+        self,
+        carry: loop.Carry,
+        scattered: "Scattered",
+        report: dict[str, Any],
+        *,
+        keep_noise_roots: bool,
     ) -> None:
         """Erases the noise roots of a finished run, unless kept, and writes the report.
 
@@ -138,7 +145,8 @@ class Recorder:
                 carry = parallel.here(carry)
                 if self._has_checkpoints(carry):
                     bare = carry._replace(opt_state=_blank(carry.opt_state))
-                    self.ledger.save(_CHECKPOINT, self._pack(bare), secret=True)
+                    content = self._pack(bare, scattered)
+                    self.ledger.save(_CHECKPOINT, content, secret=True)
                 self.ledger.forget(_BEFORE)
                 hidden |= {"ended": True, "keys": _forgotten(hidden["keys"])}
             for attempt in hidden["attempts"]:
@@ -161,26 +169,28 @@ def check_unit(at: "Resumed", task: preparing.Task) -> None:
         )
 
 
-def check_kept(task: preparing.Task, transform: Any) -> None:
-    """Requires checkpoints that one process has whole, unless releases rebuild them."""
-    if task.plan.replayable or not parallel.several_processes(task.mesh):
-        return
-    carry = preparing.outline(task, transform)
-    moves = run_state.moving(task.params, task.trainable)
-    named = jax.tree_util.tree_leaves_with_path(carry.params)
-    paths = ((sphere.path_str(path), leaf) for path, leaf in named)
-    kept = [(repr(path), leaf) for path, leaf in paths if moves(path)]
-    state = "state of the optimizer or the method, which has a leaf for each parameter,"
-    kept += [(state, leaf) for leaf in jax.tree.leaves(carry.opt_state)]
-    for name, leaf in kept:
-        if not leaf.sharding.is_fully_replicated:
-            raise ValueError(
-                f"ledger must be None for {task.plan.family} where what a checkpoint "
-                f"holds is split between processes, got {name} with {leaf.sharding.spec}: "
-                "no process has it whole, and the releases do not give it back. Split "
-                "only leaves that are not trained, or let processes share the records "
-                "alone"
-            )
+class Scattered(NamedTuple):
+    """What all processes of a run compute of leaves that are split between them.
+
+    Attributes:
+      digest: of parameters that the releases give back.
+      leaves: others of a checkpoint, whole, by their places in it. Secret.
+    """
+
+    digest: str = ""
+    leaves: Mapping[str, np.ndarray] = MappingProxyType({})
+
+
+def scattered(plan: Plan, frozen: frozenset[str], carry: loop.Carry) -> Scattered:
+    """Returns what a record needs of split leaves; all processes call this together.
+
+    Leaves of checkpoints are gathered one at a time, whole on every device meanwhile.
+    """
+    if plan.replayable:
+        return Scattered(digests.of_scattered(carry.params))
+    kept = _kept_leaves(carry, frozen).items()
+    gathered = {i: parallel.on_host(x) for i, x in kept if digests.scattered(x)}
+    return Scattered(leaves=gathered)
 
 
 def _text(fields: dict[str, Any]) -> bytes:
@@ -200,8 +210,9 @@ def _blank(state: Any) -> Any:
         return hasattr(type(node), "SECRET")
 
     def zeros(leaf: Any) -> Any:
-        nothing = np.zeros_like(_words(leaf))
-        return keys_lib.from_words(nothing) if _is_key(leaf) else jnp.asarray(nothing)
+        if _is_key(leaf):
+            return keys_lib.from_words(np.zeros_like(_words(leaf)))
+        return np.zeros(leaf.shape, leaf.dtype)
 
     def blanked(node: Any) -> Any:
         if not has_secrets(node):
@@ -585,7 +596,11 @@ def checked_from(at: Resumed) -> int:
 
 
 def check_recomputed(
-    at: Resumed, first: int, carry: loop.Carry, known: dict[str, np.ndarray] | None
+    at: Resumed,
+    first: int,
+    carry: loop.Carry,
+    scattered: Scattered,
+    known: dict[str, np.ndarray] | None,
 ) -> None:
     """Requires that steps from ``first`` on gave what is on record again, to the bit.
 
@@ -597,8 +612,9 @@ def check_recomputed(
     want = at.record.releases[first:]
     same = got.tobytes() == want.astype(got.dtype).tobytes()
     if same and known is not None:
-        kept = _kept_leaves(carry, replaying.frozen_of(at.record.header))
-        same = all(_words(x).tobytes() == known[i].tobytes() for i, x in kept.items())
+        frozen = replaying.frozen_of(at.record.header)
+        kept = _kept_words(carry, frozen, scattered)
+        same = all(x.tobytes() == known[i].tobytes() for i, x in kept.items())
     if not same:
         raise ValueError(
             "ledger must be resumed where its last chunk comes out again as it is on "
@@ -652,6 +668,16 @@ def _kept_leaves(carry: loop.Carry, frozen: frozenset[str]) -> dict[str, jax.Arr
     return {f"{place}": leaf for place, leaf in kept.items()}
 
 
+def _kept_words(
+    carry: loop.Carry, frozen: frozenset[str], scattered: Scattered
+) -> dict[str, np.ndarray]:
+    """Returns the leaves of a checkpoint as NumPy arrays. Secret."""
+    return {
+        i: scattered.leaves[i] if digests.scattered(x) else _words(x)
+        for i, x in _kept_leaves(carry, frozen).items()
+    }
+
+
 def _moving(params: Any, frozen: frozenset[str]) -> dict[int, jax.Array]:
     """Returns the leaves that move, by their places."""
     named = enumerate(jax.tree_util.tree_leaves_with_path(params))
@@ -692,7 +718,7 @@ def restore(
             raise ValueError(
                 f"ledger must have whole checkpoints in secret/, got one without array {i}"
             )
-        like = _words(leaf)
+        like = jax.random.key_data(leaf) if _is_key(leaf) else leaf
         content = arrays[f"{i}"].tobytes()
         words = np.frombuffer(content, like.dtype).reshape(like.shape)
         new.append(keys_lib.from_words(words) if _is_key(leaf) else _put(words, leaf))
@@ -704,8 +730,10 @@ def restore(
 def _put(words: np.ndarray, like: Any) -> jax.Array:
     """Returns an array of these numbers, where ``like`` is if that is on a mesh."""
     place = getattr(like, "sharding", None)
-    on_mesh = isinstance(place, NamedSharding)
-    return parallel.moved(words, place) if on_mesh else jnp.asarray(words)
+    if not isinstance(place, NamedSharding):
+        return jnp.asarray(words)
+    # Each process puts its own parts onto its devices.
+    return jax.make_array_from_callback(words.shape, place, lambda at: words[at])
 
 
 def _with_roots(kept: Any, made: Any) -> Any:

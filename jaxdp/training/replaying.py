@@ -162,6 +162,12 @@ def chosen_leaves(
     return tuple(path for path in paths if moves(path)), tuple(layered)
 
 
+def frozen(params: Any, trainable: Any) -> frozenset[str]:
+    """Returns the paths of the leaves that do not move."""
+    moves = moving(params, trainable)
+    return frozenset(path for path in describe_leaves(params) if not moves(path))
+
+
 def filled(plan: Plan, releases: np.ndarray, width: int) -> np.ndarray:
     """Pads releases (steps, R) with zeros to the plan's steps: (num_steps, R)."""
     missing = plan.num_steps - len(releases)
@@ -254,5 +260,5 @@ def check_params(header: dict[str, Any], params: Any, mesh: Mesh | None = None) 
 
 
 def frozen_of(header: dict[str, Any]) -> frozenset[str]:
-    """Returns the paths of the leaves that do not move."""
+    """Returns :func:`frozen` of the run of a header."""
     return frozenset(header["leaves"]) - frozenset(header["trainable"])

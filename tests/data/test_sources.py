@@ -34,8 +34,8 @@ def mapped(folder: Path) -> dict[str, np.ndarray]:
 
 def parquet(folder: Path, **changes: Any) -> list[Path]:
     """Two files, of row groups of 3 records that the second file's end cuts."""
-    pa = pytest.importorskip("pyarrow")
-    from pyarrow import parquet  # pyright: ignore[reportMissingImports]
+    import pyarrow as pa
+    from pyarrow import parquet
 
     paths = []
     for part in (slice(0, 7), slice(7, N)):
@@ -63,6 +63,15 @@ def made(kind: str, folder: Path) -> data.Source:
         return data.ArraySource(mapped(folder))
     if kind == "items":
         return data.ItemSource(Items())
+    if kind == "grain":
+        import grain
+
+        return data.ItemSource(grain.MapDataset.source(Items()))
+    if kind == "datasets":
+        import datasets
+
+        table = datasets.Dataset.from_dict({"x": X, "y": Y})
+        return data.ItemSource(table.with_format("numpy"))
     if kind == "parquet":
         return data.ParquetSource(parquet(folder), columns=["x", "y"])
     found = mapped(folder)
@@ -71,7 +80,9 @@ def made(kind: str, folder: Path) -> data.Source:
     return data.concatenated(map(data.ArraySource, parts))
 
 
-@pytest.mark.parametrize("kind", ["arrays", "items", "parquet", "concatenated"])
+@pytest.mark.parametrize(
+    "kind", ["arrays", "items", "grain", "datasets", "parquet", "concatenated"]
+)
 def test_rows_are_those_of_the_array(kind: str, tmp_path: Path) -> None:
     """In the order of the indices, one of them twice; the memory is the caller's own."""
     source = made(kind, tmp_path)
@@ -253,8 +264,8 @@ def test_parquet_names_what_is_no_number(tmp_path: Path) -> None:
         data.ParquetSource(paths, columns=["z"])
     with pytest.raises(ValueError, match="paths must be at least one file"):
         data.ParquetSource([])
-    import pyarrow as pa  # pyright: ignore[reportMissingImports]
-    from pyarrow import parquet as pq  # pyright: ignore[reportMissingImports]
+    import pyarrow as pa
+    from pyarrow import parquet as pq
 
     pq.write_table(pa.table({"x": [1.0]}), tmp_path / "other.parquet")
     with pytest.raises(ValueError, match="one type in column 'x'"):
@@ -263,8 +274,8 @@ def test_parquet_names_what_is_no_number(tmp_path: Path) -> None:
 
 def test_parquet_has_nothing_where_a_record_lacks_a_number(tmp_path: Path) -> None:
     """In all columns and in their dtypes; other records keep every digit."""
-    pa = pytest.importorskip("pyarrow")
-    from pyarrow import parquet as pq  # pyright: ignore[reportMissingImports]
+    import pyarrow as pa
+    from pyarrow import parquet as pq
 
     pairs = [[1.0, 2.0], [3.0, None], None, [5.0, 6.0], [7.0, 8.0], [9.0, 9.0]]
     columns = {

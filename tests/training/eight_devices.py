@@ -4,6 +4,7 @@ In a process of its own, for JAX asks how many devices there are once: with
 ``XLA_FLAGS=--xla_force_host_platform_device_count=8``.
 """
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -978,7 +979,11 @@ def test_sharded_params_on_three_axes(plan: Any, optimizer: Any) -> None:
     specs = {name: PartitionSpec(*of) for name, (_, of) in LINES.items()}
     task = {"value_fn": three_lines, "optimizer": optimizer, "microbatch_size": 6}
     params = sharded(start, specs, THREE_AXES)
-    many = fit(plan, params=params, mesh=THREE_AXES, **task)
+    rows = getattr(plan, "direction", "") == "orthonormal"
+    said = pytest.warns(UserWarning, match=r"matrix of 2 x 128 .*'sphere' are made wh")
+    with said if rows else contextlib.nullcontext() as at:
+        many = fit(plan, params=params, mesh=THREE_AXES, **task)
+    assert not rows or [w.filename for w in at] == [__file__]
     one = fit(plan, params=start, **task)
     chex.assert_trees_all_close(many.params, one.params, rtol=0, atol=5e-5)
     chex.assert_trees_all_close(many.info, one.info, rtol=0, atol=5e-5)
@@ -994,32 +999,39 @@ def test_sharded_params_on_three_axes(plan: Any, optimizer: Any) -> None:
     assert_replicas_agree(many.info.releases)
 
 
-def test_sharded_params_of_exact_losses_release_the_same_bits() -> None:
+@pytest.mark.parametrize(
+    ("start", "step"), [(jnp.zeros(64), 2**-4), (jnp.ones(64, jnp.bfloat16), 2**-10)]
+)
+def test_sharded_params_of_exact_losses_release_the_same_bits(
+    start: jax.Array, step: float
+) -> None:
     """Small multiples of powers of two, whose sums are exact in any order.
 
     On a mesh whose axes are all the model's, too: there all devices read all records.
+    Steps of an eighth of a spacing of 16 bits are rounded at random, as on one device.
     """
     x = jnp.round(4 * jnp.sin(jnp.arange(N * 64.0))).reshape(N, 64)
     plan = plan_of(num_steps=4, direction="rademacher", smoothing_radius=2.0**-4)
 
     def sign(updates: Any, params: Any) -> Any:
         del params
-        return jax.tree.map(lambda u: -jnp.sign(u) / 16, updates)
+        return jax.tree.map(lambda u: -jnp.sign(u) * step, updates)
 
     given = {"value_fn": lambda w, x: (x @ w) ** 2 / 64, "microbatch_size": 6}
     given |= {"optimizer": optax.stateless(sign), "data": x}
-    one = fit(plan, params=jnp.zeros(64), **given)
+    one = fit(plan, params=start, **given)
     assert np.unique(one.info.releases).size == 4
+    assert one.params.dtype == start.dtype and np.unique(one.params).size > 2
     all_model = jax.make_mesh((2, 4), ("tensor", "model"))
     for mesh, spec, parts in (
         (TWO_BY_FOUR, PartitionSpec("model"), 4),
         (all_model, PartitionSpec(("tensor", "model")), 8),
     ):
-        params = sharded(jnp.zeros(64), spec, mesh)
+        params = sharded(start, spec, mesh)
         many = fit(plan, params=params, mesh=mesh, donate_params=True, **given)
         chex.assert_trees_all_equal(many.info, one.info)
         chex.assert_trees_all_equal(many.params, one.params)
-        assert bytes_of_each_device(many.params) == {64 * 4 // parts}
+        assert bytes_of_each_device(many.params) == {start.nbytes // parts}
 
 
 def test_sharded_params_are_never_gathered() -> None:
@@ -1335,8 +1347,10 @@ def test_sharded_language_models_of_other_sizes_are_refused() -> None:
             language.shardings(params, mesh, axis=axis)
 
 
-def test_sharded_runs_are_resumed_and_replayed(tmp_path: Path) -> None:
-    plan, params = plan_of(direction="gaussian"), sharded()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sharded_runs_are_resumed_and_replayed(tmp_path: Path, dtype: Any) -> None:
+    start = jax.tree.map(lambda x: x.astype(dtype), WIDE)
+    plan, params = plan_of(direction="gaussian"), sharded(start)
     seen: list[Any] = []
     whole = fit(
         plan,
@@ -1360,11 +1374,11 @@ def test_sharded_runs_are_resumed_and_replayed(tmp_path: Path) -> None:
     again = jaxdp.resume(tmp_path / "killed", params, DATA, **given)
     chex.assert_trees_all_equal(again.params, whole.params)
     chex.assert_trees_all_equal(again.info, whole.info)
-    other = sharded(specs=SPECS | {"layers": {"w": PartitionSpec(None, "model")}})
+    specs = SPECS | {"layers": {"w": PartitionSpec(None, "model")}}
     with pytest.raises(ValueError, match=r"sharding is .*layers/w.* and was \{'in'"):
-        jaxdp.resume(tmp_path / "copy", other, DATA, **given)
+        jaxdp.resume(tmp_path / "copy", sharded(start, specs), DATA, **given)
     with pytest.raises(ValueError, match=r"sharding is None and was \{'in'"):
-        jaxdp.resume(tmp_path / "copy", WIDE, DATA, **given)
+        jaxdp.resume(tmp_path / "copy", start, DATA, **given)
 
 
 @pytest.mark.parametrize("prefix_noise", ["tree", "honaker"])

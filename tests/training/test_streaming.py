@@ -105,6 +105,20 @@ def test_the_bits_of_data_in_memory(
     chex.assert_trees_all_equal(again.info, whole.info)
 
 
+def test_the_bits_of_data_in_memory_from_parquet(tmp_path: Path) -> None:
+    """In row groups of 50 records, by the columns' names."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    x = pa.FixedSizeListArray.from_arrays(X.reshape(-1), D)
+    path = tmp_path / "records.parquet"
+    parquet.write_table(pa.table({"x": x, "y": DATA["y"]}), path, row_group_size=50)
+    plan = make_plan(POISSON, num_steps=4)
+    whole, again = (fit(plan, of) for of in (DATA, jaxdp.data.ParquetSource(path)))
+    chex.assert_trees_all_equal(again.params, whole.params)
+    chex.assert_trees_all_equal(again.info, whole.info)
+
+
 @pytest.mark.parametrize("wide", [False, True])
 def test_files_have_the_precision_of_the_caller(wide: bool) -> None:
     """Another thread reads them, whose precision is its own."""

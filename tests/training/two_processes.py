@@ -42,8 +42,27 @@ PLAN = make_plan(
 GRADIENTS = plans.DPGD(
     **{f.name: getattr(PLAN, f.name) for f in dataclasses.fields(plans.DPGD)}
 )
-#: For kills: as the others, with more chunks.
-VICTIM = dataclasses.replace(PLAN, num_steps=40)
+#: Its state has leaves of the parameters' shapes.
+CARRIED = plans.O2NC(
+    **{name: getattr(PLAN, name) for name in ("num_examples", "num_steps", "relation")},
+    sampling=sampling.MultiPassRestarts(period=1),
+    restart_l2_clip_norm=1.0,
+    l2_clip_norm=1.0,
+    smoothing_radius=1e-2,
+    max_step=0.1,
+    window=2,
+    direction="sphere",
+    prefix_noise="independent",
+    noise_multiplier=2.0,
+    delta=1e-5,
+)
+#: For kills, by the names of their folders: as the others, with more chunks.
+VICTIMS: dict[str, Any] = {
+    "whole": dataclasses.replace(PLAN, num_steps=40),
+    "split": dataclasses.replace(PLAN, num_steps=40),
+    "checkpoints": dataclasses.replace(GRADIENTS, num_steps=12),
+    "four": dataclasses.replace(PLAN, num_steps=12),
+}
 SIZE = 5
 #: Of which the first leaf can be split over two devices.
 WIDE = {
@@ -241,13 +260,12 @@ def halves(folder: pathlib.Path) -> dict[str, Any]:
             )
         ),
         "gone": gone(str(folder)),
-        "refused": refusal(lambda: run(GRADIENTS, ledger=folder.with_name("dpgd"))),
-        "state": refusal(
-            lambda: run(
-                GRADIENTS,
-                ledger=folder.with_name("dpgd"),
-                trainable=ADAPTER["trainable"],
-            )
+        "gradients": checkpointed(folder.with_name("gradients"), GRADIENTS, {}),
+        "frozen": checkpointed(
+            folder.with_name("frozen"), GRADIENTS, {"trainable": ADAPTER["trainable"]}
+        ),
+        "carried": checkpointed(
+            folder.with_name("carried"), CARRIED, {"optimizer": None}
         ),
         "adapted": [
             digest((adapted.params, adapted.info)),
@@ -260,6 +278,25 @@ def halves(folder: pathlib.Path) -> dict[str, Any]:
             start=params,
             trained=ADAPTER,
         ),
+    }
+
+
+def checkpointed(
+    folder: pathlib.Path, plan: Any, trained: dict[str, Any]
+) -> dict[str, Any]:
+    """What a run with checkpoints of split leaves ends with, at once and interrupted."""
+    mesh, start = split()
+    given = ARGUMENTS | {"mesh": mesh} | trained
+    keys = jaxdp.Keys.insecure(1)
+    once = jaxdp.fit(plan, keys, start, DATA, **given)
+    ends = interrupted(folder, plan, mesh, DATA, start=start, trained=trained)
+    given.pop("trainable", None)
+    # What its checkpoint, bare of secrets, gives again.
+    again = jaxdp.resume(folder, start, DATA, **given)
+    return ends | {
+        "digest": digest((once.params, once.info)),
+        "params": jax.tree.map(lambda x: whole(x).tolist(), once.params),
+        "ended": [digest((again.params, again.info)), again.report["steps_charged"]],
     }
 
 
@@ -333,15 +370,16 @@ def victim(folder: str, who: str, lines: str) -> None:
     """Begins or goes on with a run, which process ``who`` ends by SIGKILL.
 
     Process 0 after ``lines`` of its ledger, in the file or (an odd number) in ``secret/``
-    alone; process 1 where it is about to compute the next chunk. -1: nobody ends it.
+    alone; others where they are about to compute the next chunk. -1: nobody ends it. The
+    run is that of the folder's name; all but "whole" have parameters that are split.
     """
     # Compiled once for all processes; the same program gives the same bits.
-    # The run of a folder named "split" has its parameters split between the processes.
+    name = pathlib.Path(folder).name
     cache = pathlib.Path(folder).with_name("cache")
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     mesh, params = jax.make_mesh((jax.device_count(),), ("data",)), PARAMS
-    if pathlib.Path(folder).name == "split":
+    if name != "whole":
         mesh, params = split()
     dies = int(who) == jax.process_index()
     save, write = ledger.Ledger.save, ledger.Ledger._write
@@ -363,7 +401,7 @@ def victim(folder: str, who: str, lines: str) -> None:
     ledger.Ledger.save, ledger.Ledger._write = saving, writing
 
     def callback(step: int, params: Any, info: Any) -> None:
-        if dies and jax.process_index() == 1 and step >= int(lines) // 4:
+        if dies and jax.process_index() and step >= int(lines) // 4:
             os.kill(os.getpid(), signal.SIGKILL)
 
     given = {"mesh": mesh, "callback": callback} | ARGUMENTS
@@ -371,7 +409,7 @@ def victim(folder: str, who: str, lines: str) -> None:
         jaxdp.resume(folder, params, DATA, keep_noise_roots=True, **given)
     else:
         keys = jaxdp.Keys.insecure(1)
-        jaxdp.fit(VICTIM, keys, params, DATA, ledger=folder, chunk=1, **given)
+        jaxdp.fit(VICTIMS[name], keys, params, DATA, ledger=folder, chunk=1, **given)
 
 
 def ended(words: list[str]) -> list[Any]:
