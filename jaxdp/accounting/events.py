@@ -113,12 +113,9 @@ def truncated_poisson_gaussian(
     takes a pair that is 2C away on both sides, under all three relations: a bound, and a
     slightly loose one.
 
-    The event wants the size of the larger of the two data sets: ``num_examples`` when a
-    record is replaced or zeroed (a zeroed one keeps its place in the batch), and
-    ``num_examples + 1`` when one may be added. That covers the removal of one too as long
-    as the expected sample fits in the batch (checked numerically, for every epsilon).
-    Where it does not, most batches are full and *fewer* records cost more, so it is
-    refused.
+    The event wants the size of the larger of the two data sets, which is ``num_examples``
+    under every relation: that is public, and a record that is zeroed or absent keeps its
+    place. It may be drawn, and then takes a place of the batch.
 
     It holds for vectors, too, by the lemma that :func:`poisson_gaussian` names.
 
@@ -127,32 +124,23 @@ def truncated_poisson_gaussian(
       num_steps: >= 1.
       sampling_prob: in (0, 1).
       num_examples: n >= 1, the size of the data set; public.
-      max_batch_size: >= 1; from ``q n + 4 sqrt(q n)`` on, truncation costs next to
-        nothing.
+      max_batch_size: >= 1. Truncation at ``q n + 4 sqrt(q n)`` costs little at common
+        budgets; where delta or ``q n`` is small, or epsilon large, larger batches need less
+        noise.
       relation: one of :data:`RELATIONS`.
 
     Raises:
-      ValueError: an argument is out of range, or under ``"add_or_remove"``
-        ``max_batch_size < sampling_prob * (num_examples + 1)``.
+      ValueError: an argument is out of range.
 
     References:
       Method and event: https://arxiv.org/abs/2508.15089.
     """
     validate.probability(sampling_prob=sampling_prob)
     validate.integer(num_examples=num_examples, max_batch_size=max_batch_size)
-    larger = int(num_examples)
-    if relation == "add_or_remove":
-        larger += 1
-        if max_batch_size < sampling_prob * larger:
-            raise ValueError(
-                "max_batch_size must be >= sampling_prob * (num_examples + 1) = "
-                f"{sampling_prob * larger:g} under 'add_or_remove', "
-                f"got {max_batch_size!r}"
-            )
 
     def step(multiplier: float) -> dp.DpEvent:
         return dp.TruncatedSubsampledGaussianDpEvent(
-            dataset_size=larger,
+            dataset_size=int(num_examples),
             sampling_probability=float(sampling_prob),
             truncated_batch_size=int(max_batch_size),
             noise_multiplier=multiplier,

@@ -55,8 +55,8 @@ ORDERS = range(2, 1025)
 _FAR = 8.0
 #: Standard deviations beyond which nothing is integrated.
 _TAIL = 13.0
-#: What rounding may take off a logarithm of an expectation, over the order.
-_ROUNDED = 2.0**-49
+#: What rounding may take off a logarithm of an expectation, over the order, and of itself.
+_ROUNDED, _SHARE = 2.0**-49, 2.0**-44
 
 
 def total(epsilon: float, delta: float, order: int) -> float:
@@ -142,7 +142,7 @@ def _pure(epsilon: float, order: int) -> float:
 
 def _of_log(log_moment: float, order: int) -> float:
     """Converts the logarithm of an expectation that was computed in float64."""
-    return (max(log_moment, 0.0) + order * _ROUNDED) / (order - 1)
+    return (max(log_moment, 0.0) * (1 + _SHARE) + order * _ROUNDED) / (order - 1)
 
 
 def _sampled(

@@ -219,7 +219,7 @@ class Budget:
         }
         path = pathlib.Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
+        with open(path / "lock", "a+b") as file, _locked(file):
             if (path / FILE).exists():
                 raise ValueError(f"budget must be a new one, but {str(path)!r} has one")
             ledger.replace(path / FILE, json.dumps(header).encode() + b"\n")
@@ -346,15 +346,16 @@ class Budget:
         self, fields: dict[str, Any], check: Callable[[_Content], None]
     ) -> None:
         """Appends a line, on the disk when this returns, if the content passes a check."""
-        with _locked(self.folder):
+        self._read()  # Says what is wrong with a folder that is none.
+        # The file itself is locked: whatever names lead to it, one process has it.
+        with open(self.folder / FILE, "r+b") as file, _locked(file):
             content = self._read()
             check(content)
-            with open(self.folder / FILE, "r+b") as file:
-                file.truncate(content.size)  # A torn line was never one.
-                file.seek(content.size)
-                file.write(json.dumps(fields).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+            file.truncate(content.size)  # A torn line was never one.
+            file.seek(content.size)
+            file.write(json.dumps(fields).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def check(
         self,
@@ -606,9 +607,8 @@ def _cost(release: accounting.Guarantee, header: dict[str, Any]) -> dict[str, fl
 
 
 @contextlib.contextmanager
-def _locked(folder: pathlib.Path) -> Iterator[None]:
-    """Waits until no other process reserves, and keeps them waiting."""
-    with open(folder / "lock", "a+b") as file:
-        if ledger.fcntl is not None:
-            ledger.fcntl.flock(file, ledger.fcntl.LOCK_EX)
-        yield
+def _locked(file: Any) -> Iterator[None]:
+    """Waits until no other process has the file, and keeps them waiting."""
+    if ledger.fcntl is not None:
+        ledger.fcntl.flock(file, ledger.fcntl.LOCK_EX)
+    yield

@@ -272,11 +272,12 @@ def fit(
         carry = loop.start(
             plan, transform, task.optimizer, task.params, donate=donate_params
         )
-    recorder = parallel.together(
-        mesh, lambda: None if begun is None else begun(reserved)
-    )
     # By all processes, where one has a record.
-    recorded = parallel.where_any(mesh, lambda: recorder is not None)()
+    recorded = parallel.where_any(mesh, lambda: begun is not None)()
+    numbers = recording.first_numbers(carry) if recorded else ""
+    recorder = parallel.together(
+        mesh, lambda: None if begun is None else begun(reserved, numbers)
+    )
     frozen = replaying.frozen(task.params, task.trainable)
     scattered = functools.partial(recording.scattered, plan, frozen)
     scattered = scattered if recorded else _nothing
@@ -445,11 +446,12 @@ def resume(
             )
             first = parallel.writes(mesh)
             parallel.together(mesh, lambda: first and reserve(unit=task.unit))
-        recorder = parallel.together(
-            mesh, lambda: at.recorder(task, program.text, machines)
-        )
         with keys_lib.resuming(at.keys):
             carry = loop.start(at.plan, transform, task.optimizer, task.params)
+        numbers = recording.first_numbers(carry)
+        recorder = parallel.together(
+            mesh, lambda: at.recorder(task, program.text, numbers, machines)
+        )
         asked = None if stop is None else parallel.where_any(mesh, stop)
         frozen = replaying.frozen_of(at.record.header)
         scattered = functools.partial(recording.scattered, at.plan, frozen)

@@ -422,6 +422,7 @@ class Ledger:
         self._append({"releases": [first, first + len(releases)], "float32": text})
 
     def _append(self, fields: dict[str, Any]) -> None:
+        _check_lock(self._lock, self.folder)
         line = json.dumps(fields, separators=(",", ":")).encode()
         self.save(_CHAIN, self._chain.ahead(line), secret=True)
         self._write(line)
@@ -579,7 +580,26 @@ def _locked(folder: pathlib.Path) -> Any:
         raise ValueError(
             f"ledger must be a folder of one run at a time, got {str(folder)!r}, {why}"
         ) from error
+    try:
+        _check_lock(file, folder)
+    except BaseException:
+        file.close()
+        raise
     return file
+
+
+def _check_lock(file: Any, folder: pathlib.Path) -> None:
+    """Requires that the file that is locked is the folder's lock: else another has it."""
+    try:
+        there = os.stat(folder / SECRET / LOCK)
+    except FileNotFoundError:
+        there = None
+    if there is None or not os.path.samestat(os.fstat(file.fileno()), there):
+        raise ValueError(
+            "ledger must keep its lock while it is written, got "
+            f"{str(folder)!r}, whose {SECRET}/{LOCK} was removed or exchanged: another "
+            "run may have taken the folder"
+        )
 
 
 def replace(path: pathlib.Path, content: bytes, mode: int = 0o644) -> None:

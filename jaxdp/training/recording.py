@@ -150,7 +150,7 @@ class Recorder:
                 self.ledger.forget(_BEFORE)
                 hidden |= {"ended": True, "keys": _forgotten(hidden["keys"])}
             for attempt in hidden["attempts"]:
-                attempt.get("same", {}).pop("data", None)
+                attempt.get("same", {}).pop(_DATA, None)
             content = json.dumps(hidden).encode()
             self.ledger.save(ledger_lib.RUN, content, secret=True)
         timing = {name: report[name] for name in reporting.TIMING}
@@ -256,10 +256,25 @@ def machines(mesh: Mesh | None, device: Any) -> dict[str, Any]:
     return functools.reduce(operator.or_, parts, {"processes": len(every)})
 
 
+#: Conditions that are keyed digests.
+_DATA, _PROGRAM, _NUMBERS = "data", "losses, optimizer", "numbers of the optimizer"
+
+
+def first_numbers(carry: loop.Carry) -> str:
+    """Returns digests of the state that the optimizer begins with, as text.
+
+    It is no part of a program's text: hyperparameters that are numbers of the state, seeds,
+    accumulators. All processes call this.
+    """
+    leaves = jax.tree.leaves(carry.opt_state[1])
+    words = (jax.random.key_data(x) if _is_key(x) else x for x in leaves)
+    return " ".join(map(digests.of_params, words))
+
+
 def _conditions(
     task: preparing.Task, text: str, key: bytes, machines: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the conditions that a resumed run must meet but for its data's digest.
+    """Returns the conditions that a resumed run must meet but for digests of numbers.
 
     For ``secret/``. ``text``, that of the program of a chunk with its losses and optimizer,
     is in it as a keyed digest, as the data are: without the key nobody can try out data or
@@ -272,7 +287,7 @@ def _conditions(
         # Sums of losses are added in the order of the shards.
         **({"sharding": split} if (split := parallel.layout(task.params)) else {}),
         **machines,
-        "losses, optimizer": _keyed(key, text.encode()),
+        _PROGRAM: _keyed(key, text.encode()),
     }
 
 
@@ -314,12 +329,12 @@ def new(
     machines: dict[str, Any],
     budget: budgets.Budget | None,
     initial: dict[str, str],
-) -> Callable[[str], Recorder]:
+) -> Callable[[str, str], Recorder]:
     """Returns what creates the folder of a new run and returns its recorder.
 
-    It takes the name under which the run is reserved in its budget, if it has one. What
-    the caller gave is read before: the keys are spent between the two. ``initial`` are
-    digests of the leaves of the parameters, by path.
+    It takes the name under which the run is reserved in its budget, if it has one, and
+    :func:`first_numbers`. What the caller gave is read before: the keys are spent between
+    the two. ``initial`` are digests of the leaves of the parameters, by path.
     """
     plan, params = task.plan, task.params
     moving, layered = replaying.chosen_leaves(params, **task.leaves)
@@ -345,10 +360,12 @@ def new(
     }
     key = secrets.token_bytes(32)
     same = _conditions(task, text, key, machines)
-    attempt = {"salt": "", "same": {"data": _keyed(key, _digest(task.data)), **same}}
+    same[_DATA] = _keyed(key, _digest(task.data))
+    attempt = {"salt": "", "same": same}
     hidden = {"keys": words, "key": key.hex(), "attempts": [attempt]}
 
-    def begun(reserved: str) -> Recorder:
+    def begun(reserved: str, numbers: str) -> Recorder:
+        same[_NUMBERS] = _keyed(key, numbers.encode())
         run = reserved or secrets.token_hex(16)
         if budget is not None:
             budgets.begin(budget, run)
@@ -403,7 +420,7 @@ class Resumed:
         return list(parallel.from_first(self.mesh, read).values())
 
     def recorder(
-        self, task: preparing.Task, text: str, machines: dict[str, Any]
+        self, task: preparing.Task, text: str, numbers: str, machines: dict[str, Any]
     ) -> Recorder | None:
         """Returns the recorder; ValueError unless all is as when this attempt began.
 
@@ -415,8 +432,9 @@ class Resumed:
         attempts, outstanding = self.hidden["attempts"], self.record.outstanding
         same = attempts[self.attempt].get("same", {})
         now = _conditions(task, text, key, machines)
-        if not self.ended or "data" in same:  # Which a run that is over has no more.
-            now["data"] = _keyed(key, _digest(task.data))
+        now[_NUMBERS] = _keyed(key, numbers.encode())
+        if not self.ended or _DATA in same:  # Which a run that is over has no more.
+            now[_DATA] = _keyed(key, _digest(task.data))
         if self.new and not self.ended:
             attempts[self.attempt]["same"] = now
             content = json.dumps(self.hidden).encode()
@@ -455,7 +473,7 @@ def _compare(was: dict[str, Any], now: dict[str, Any]) -> None:
     changed = []
     for name in was | now:  # What one of them lacks differs.
         value, is_now = was.get(name), now.get(name)
-        if is_now != value and name in ("data", "losses, optimizer"):
+        if is_now != value and name in (_DATA, _PROGRAM, _NUMBERS):
             changed.append(f"{name} are not those of the run")
         elif is_now != value:
             changed.append(f"{name} is {is_now!r} and was {value!r}")

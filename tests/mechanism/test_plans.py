@@ -438,16 +438,6 @@ def test_a_plan_prints_as_a_table() -> None:
             "relation must be 'replace_one'.*no accountant",
         ),
         ({"sampling": sampling.SinglePass(11)}, ValueError, "num_steps.*<= 93"),
-        (
-            {
-                "sampling": sampling.TruncatedPoisson(
-                    sampling_prob=0.5, max_batch_size=100
-                ),
-                "relation": "add_or_remove",
-            },
-            ValueError,
-            "max_batch_size",
-        ),
         ({"clip_tuning": "median"}, TypeError, "clip_tuning"),
         ({"clip_tuning": TUNING, "noise": "gaussian"}, ValueError, "clip_tuning"),
         ({"clip_tuning": TUNING, "noise": "laplace"}, ValueError, "clip_tuning"),

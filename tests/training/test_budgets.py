@@ -1,6 +1,7 @@
 """Budgets above runs: sums against caps, kills, races, and what runs reserve."""
 
 import contextlib
+import fcntl
 import json
 import math
 import multiprocessing
@@ -363,6 +364,29 @@ def test_processes_that_race_lose_nothing(tmp_path: Path) -> None:
     total = _fill(budget) + results.get(timeout=300)
     other.join()
     assert total == len(budget.reservations) == _fill(alone)
+
+
+def test_other_names_of_a_budget_have_its_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link to the file in another folder, and a folder whose file ``lock`` is gone."""
+    budget = made(tmp_path / "budget")
+    (tmp_path / "budget" / "lock").unlink()
+    (tmp_path / "link").symlink_to(tmp_path / "budget" / budgets.FILE)
+    held, check = [], budgets._check_room
+
+    def checked(*given: Any) -> None:
+        with (tmp_path / "link").open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held.append(True)
+        check(*given)
+
+    monkeypatch.setattr(budgets, "_check_room", checked)
+    one = accounting.full_batch_gaussian(400.0, 1, "replace_one")
+    budget.reserve(one, delta=1e-8, relation="replace_one")
+    assert held == [True]
 
 
 def loss(w: Any, x: Any) -> Any:

@@ -511,6 +511,26 @@ def test_other_losses_or_optimizer_refuse(
     resume(tmp_path / "run")
 
 
+@pytest.mark.parametrize("lines", [2, 3, 4])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: optax.inject_hyperparams(optax.sgd)(learning_rate=x),
+        lambda x: optax.adagrad(0.1, initial_accumulator_value=x),
+        lambda x: optax.chain(optax.add_noise(1e-3, 0.5, key=int(10 * x)), OPTIMIZER),
+    ],
+    ids=["rate", "accumulator", "seed"],
+)
+def test_other_numbers_of_the_optimizer_refuse(
+    made: Any, lines: int, tmp_path: Path
+) -> None:
+    """They are in its state, and not in its program: also where no checkpoint has them."""
+    killed_fit(tmp_path / "run", lines, optimizer=made(0.1))
+    with pytest.raises(ValueError, match="numbers of the optimizer are not those of"):
+        resume(tmp_path / "run", optimizer=made(0.2))
+    resume(tmp_path / "run", optimizer=made(0.1))
+
+
 @pytest.mark.slow  # One more program of a run.
 def test_data_of_another_precision_are_the_same(tmp_path: Path) -> None:
     """NumPy's float64 becomes JAX's float32, then and now."""
@@ -608,6 +628,21 @@ def test_a_folder_serves_one_run(tmp_path: Path) -> None:
     (tmp_path / "b" / "secret").symlink_to(tmp_path / "run" / "secret")
     with pytest.raises(ValueError, match="a link to that of another run"):
         fit(tmp_path / "b", seed=2)
+
+
+def test_a_run_whose_lock_is_gone_writes_no_more(tmp_path: Path) -> None:
+    """Another run may have the folder; this one's steps would be charged in neither."""
+    whole = fit(tmp_path / "whole")
+
+    def remove(step: int, *_: Any) -> None:
+        if step == 10:
+            (tmp_path / "run" / "secret" / "lock").unlink()
+
+    with pytest.raises(ValueError, match="lock was removed or exchanged"):
+        fit(tmp_path / "run", callback=remove)
+    assert ledger.read(tmp_path / "run").charged == 10
+    again = resume(tmp_path / "run")
+    chex.assert_trees_all_equal(again.params, whole.params)
 
 
 @pytest.mark.parametrize(
