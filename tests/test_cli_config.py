@@ -91,7 +91,8 @@ def test_a_mistake_names_the_file_and_the_key(text: str, tmp_path: Path) -> None
 def test_every_command_has_it(kind: type, capsys: Any) -> None:
     with pytest.raises(SystemExit):
         parsing.parse(kind, ["--help"], "jaxdp", "")
-    assert "--config FILE" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "--config FILE" in out and "--json" in out
 
 
 def test_a_required_option_may_be_in_the_file(tmp_path: Path, capsys: Any) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+import jaxdp
 from jaxdp import plans, sampling, training
 from jaxdp.cli import (
     finetune,
@@ -187,6 +188,10 @@ def test_prompt_run_writes_everything(home: Path, tmp_path: Path, capsys: Any) -
     out = tmp_path / "a" / "run"
     words = (*PROMPT, *NUMBERS[:-1], "--sampling", "full", "--learning-rate", 1e-2)
     said = (*words, "--epsilon", 4, "--relation", "add_or_remove", "--out", out)
+    budget = jaxdp.Budget.create(
+        tmp_path / "budget", epsilon=7.0, delta=1e-4, relation="add_or_remove"
+    )
+    said = (*said, "--budget", budget.folder)
     assert run("finetune", *files(home, "roberta"), *said) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
@@ -208,6 +213,11 @@ def test_prompt_run_writes_everything(home: Path, tmp_path: Path, capsys: Any) -
     assert report["steps_done"] == report["steps_charged"] == STEPS
     assert report["num_trainable"] == report["num_parameters"]
     plan = plans.from_json((out / "plan.json").read_text())
+    (reserved,) = budget.reservations
+    assert reserved.cost == {"epsilon": plan.epsilon(), "delta": plan.delta}
+    again = [tmp_path / "b" if x == out else x for x in said]
+    assert run("finetune", *files(home, "roberta"), *again) == 2
+    assert "--budget must have room for dpzero" in capsys.readouterr().err
     assert isinstance(plan, plans.DPZero)
     assert (plan.sampling, plan.num_steps) == (sampling.FullBatch(), STEPS)
     assert (plan.l2_clip_norm, plan.smoothing_radius) == (200.0, 1e-3)

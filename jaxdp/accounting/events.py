@@ -124,9 +124,8 @@ def truncated_poisson_gaussian(
       num_steps: >= 1.
       sampling_prob: in (0, 1).
       num_examples: n >= 1, the size of the data set; public.
-      max_batch_size: >= 1. Truncation at ``q n + 4 sqrt(q n)`` costs little at common
-        budgets; where delta or ``q n`` is small, or epsilon large, larger batches need less
-        noise.
+      max_batch_size: >= 1; from ``q n + 6 sqrt(q n)`` on, truncation costs next to
+        nothing.
       relation: one of :data:`RELATIONS`.
 
     Raises:

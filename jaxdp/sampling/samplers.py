@@ -181,15 +181,16 @@ class TruncatedPoisson(Sampler):
 
     Attributes:
       sampling_prob: probability in [2**-32, 1) that a record joins a step.
-      max_batch_size: rows of a batch; None takes ``q n + 4 sqrt(q n)``, rounded up to a
-        multiple of 8, at which truncation costs next to nothing. The number of records
-        never truncates: plain Poisson sampling, at the cost of full batches.
+      max_batch_size: rows of a batch; None takes ``q n + 6 sqrt(q n)``, rounded up to a
+        multiple of 8, at which truncation asks for less than a hundredth more noise at
+        common budgets (at ``q n + 4 sqrt(q n)`` a third, where q n is 20). The number of
+        records never truncates: plain Poisson sampling, at the cost of full batches.
 
     Example:
       >>> import jaxdp
       >>> sampler = jaxdp.sampling.TruncatedPoisson(sampling_prob=0.1)
       >>> sampler.expected_batch_size(1000), sampler.rows(1000)
-      (100.0, 144)
+      (100.0, 160)
     """
 
     amplifies: ClassVar[bool] = True
@@ -211,7 +212,7 @@ class TruncatedPoisson(Sampler):
         if self.max_batch_size is not None:
             return min(self.max_batch_size, num_examples)
         mean = self.expected_batch_size(num_examples)
-        return min(num_examples, 8 * math.ceil((mean + 4 * math.sqrt(mean)) / 8))
+        return min(num_examples, 8 * math.ceil((mean + 6 * math.sqrt(mean)) / 8))
 
     def expected_batch_size(self, num_examples: int) -> float:
         return self.sampling_prob * num_examples

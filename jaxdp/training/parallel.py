@@ -40,6 +40,9 @@ from jaxdp.training import digests
 
 T = TypeVar("T")
 
+#: Words that a process sends to the others at once: 256 MiB.
+_PIECE = 2**26
+
 
 class Refused(ValueError):
     """Refusal of another process of the run."""
@@ -361,8 +364,12 @@ def from_first(
     # In words: a broadcast is a sum, which widens bytes.
     content = b"".join(x or b"" for x in found.values())
     words = np.frombuffer(content.ljust(total + -total % 4, b"\0"), np.uint32)
-    sent = multihost_utils.broadcast_one_to_all(words)  # Of others: zeros of its shape.
-    whole, at = np.asarray(sent, np.uint32).tobytes(), 0
+    # In pieces, which pass through the devices' memory. Of others: zeros of its shape.
+    sent = [
+        multihost_utils.broadcast_one_to_all(words[first : first + _PIECE])
+        for first in range(0, len(words), _PIECE)
+    ]
+    whole, at = b"".join(np.asarray(x, np.uint32).tobytes() for x in sent), 0
     result: dict[str, bytes | None] = {}
     for name, size in known.items():
         result[name] = None if size is None else whole[at : at + size]

@@ -86,3 +86,21 @@ def test_leaves_move_by_their_position(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     got = parallel.moved([x, x, y], [here, there, here])
     assert got == [x, ("x", there), y]
+
+
+def test_what_is_read_is_sent_in_pieces(
+    gathers: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of any size, and some that are not there; the last piece is cut."""
+    sent: list[np.ndarray] = []
+
+    def broadcast(x: np.ndarray) -> np.ndarray:
+        sent.append(x)
+        return x
+
+    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", broadcast)
+    monkeypatch.setattr(parallel, "_PIECE", 3)
+    files = {"a": bytes(range(50)), "none": None, "empty": b"", "b": b"xyz"}
+    assert parallel.from_first(MESH, lambda: files) == files
+    assert [len(x) for x in sent] == [3, 3, 3, 3, 2]
+    assert parallel.from_first(MESH, lambda: {"none": None}) == {"none": None}
