@@ -61,7 +61,7 @@ MISTAKES = {
     "no data": (lambda: fit(data=None), "got no array"),
     "labels as strings": (
         lambda: fit(data=(X, np.where(Y == 0, "no", "yes"))),
-        r"data must be numbers, got dtype <U3 at data\[1\]: make integers of",
+        r"data must be numbers, got dtype text at data\[1\]: make integers of",
     ),
     "blanks": (
         lambda: fit(data=(X, np.array([None, 1] * 20, dtype=object))),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxdp.core import validate
 from jaxdp.kernels.sphere import path_str
 
 #: Columns and lines of a screen.
@@ -183,7 +184,7 @@ def shape(leaf: Any) -> str:
     """
     if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
         return type(leaf).__name__
-    return f"{leaf.dtype}{list(leaf.shape)}"
+    return f"{validate.dtype_name(leaf.dtype)}{list(leaf.shape)}"
 
 
 def tree(of: Any) -> str:

@@ -12,6 +12,8 @@ import numbers
 from collections.abc import Collection, Mapping, Set, ValuesView
 from typing import Any
 
+import numpy as np
+
 
 def shown(value: Any) -> str:
     """Returns a value's ``repr``; of arrays, which may be data, shape or number alone."""
@@ -115,7 +117,21 @@ def is_numeric(leaf: Any) -> bool:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:
         return isinstance(leaf, int | float | complex)
-    return getattr(dtype, "kind", "f") not in "OSUMm"
+    void = (
+        getattr(dtype, "type", None) is np.void
+    )  # Not bfloat16, whose kind is "V" too.
+    return not void and getattr(dtype, "kind", "f") not in "OSTUMm"
+
+
+def dtype_name(dtype: Any) -> str:
+    """Returns a dtype's name without what NumPy takes from the data.
+
+    That is the length of the longest text, and the unit of the most precise date.
+    """
+    kind = getattr(dtype, "kind", "f")
+    if kind in "STU":
+        return "text"
+    return dtype.type.__name__ if kind in "MmV" else str(dtype)
 
 
 def is_callable(**values: Any) -> None:

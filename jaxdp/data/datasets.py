@@ -126,14 +126,14 @@ def _check_records(split: str, records: Records, dataset: Dataset) -> None:
     if x.ndim != 2 or x.dtype != np.float32 or 0 in x.shape:
         raise ValueError(
             f"{split}: x must be float32 of shape (n, d) with n, d >= 1, got "
-            f"{x.shape} of {x.dtype}"
+            f"{x.shape} of {validate.dtype_name(x.dtype)}"
         )
     for y in rest:
         dtype = np.int32 if dataset.task == "classification" else np.float32
         if y.shape != x.shape[:1] or y.dtype != dtype:
             raise ValueError(
                 f"{split}: y must be {np.dtype(dtype)} of shape {x.shape[:1]}, got "
-                f"{y.shape} of {y.dtype}"
+                f"{y.shape} of {validate.dtype_name(y.dtype)}"
             )
         classes = dataset.num_classes
         if classes is not None and not (y.min() >= 0 and y.max() < classes):

@@ -36,10 +36,10 @@ def center_by_bounds(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
 
 def _shares(x: Any, low: Any, high: Any) -> np.ndarray:
     """Returns how far x is from low to high, float64 within [0, 1]."""
-    x, low, high = (np.asarray(a, np.float64) for a in (x, low, high))
     # A warning of NumPy's would tell of a single private number. Numbers are clipped before
     # they are scaled; bounds whose difference overflows leave NaN, which counts zero.
     with np.errstate(over="ignore", invalid="ignore"):
+        x, low, high = (np.asarray(a, np.float64) for a in (x, low, high))
         return (np.clip(x, low, high) - low) / (high - low)
 
 

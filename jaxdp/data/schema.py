@@ -10,7 +10,7 @@ import datetime
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -195,8 +195,12 @@ class Schema:
           ValueError: a column that is not there or not known, or a cell that is not what
             the schema says, by its place.
         """
-        names, rows, place = cells_of(source, self.separator, self.header)
         wanted = [*self.columns, *([self.label] if labelled else [])]
+        read = {
+            name for name, column in self.columns.items() if column.type != "ignore"
+        }
+        read |= {self.label} if labelled else set()
+        names, rows, place = cells_of(source, self.separator, self.header, read)
         absent = [name for name in wanted if name not in names]
         unknown = set(names) - {*self.columns, self.label}
         if absent or unknown:
@@ -301,20 +305,38 @@ def _days(text: str, date_format: str | None) -> float:
 
 
 def cells_of(
-    source: Any, separator: str = ",", header: bool | tuple[str, ...] = True
+    source: Any,
+    separator: str = ",",
+    header: bool | tuple[str, ...] = True,
+    read: Collection[str] | None = None,
 ) -> Cells:
-    """Returns the cells of a file or a frame, as texts."""
+    """Returns the cells of a file or a frame, as texts.
+
+    Args:
+      source: path of a text or parquet file, or a frame.
+      separator: of the cells of a text file.
+      header: as in :class:`Schema`.
+      read: columns of a parquet file or a frame that are read; the cells of others are
+        empty. None reads all.
+
+    Raises:
+      ValueError: no such file, rows of different lengths, or a value that Python does not
+        hold, by its place.
+    """
     if not isinstance(source, str | pathlib.Path):
-        return _frame(source, "the table")
+        return _frame(source, "the table", read)
     path = pathlib.Path(source)
     if path.suffix.lower() == ".parquet":
         try:
-            import pyarrow.parquet  # pyright: ignore[reportMissingImports]
+            from pyarrow import parquet  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise ValueError(
                 f"path {str(path)!r} needs pyarrow: pip install 'jaxdp-optim[tables]'"
             ) from None
-        return _frame(pyarrow.parquet.read_table(path), repr(str(path)))
+        names = parquet.read_schema(path).names
+        found = [name for name in names if read is None or name in read]
+        table = parquet.read_table(path, columns=found)
+        return _columns(names, table, repr(str(path)), read)
     rows = tables.read_rows(path, separator, header=header is True)
     names = list(header) if isinstance(header, tuple) else rows[0][1]
     if header is True:
@@ -333,7 +355,7 @@ def cells_of(
     return names, [cells for _, cells in rows], place
 
 
-def _frame(frame: Any, called: str) -> Cells:
+def _frame(frame: Any, called: str, read: Collection[str] | None) -> Cells:
     """Returns the cells of a frame of pandas, polars, pyarrow or ``datasets``."""
     names = getattr(frame, "column_names", None)
     names = getattr(frame, "columns", None) if names is None else names
@@ -342,14 +364,38 @@ def _frame(frame: Any, called: str) -> Cells:
             "path must be a file or a frame of pandas, polars, pyarrow or datasets, got "
             f"{type(frame).__name__}"
         )
-    names = [str(name) for name in names]
-    columns = [[_text(x) for x in _items(frame[name])] for name in names]
-    rows = [list(row) for row in zip(*columns, strict=True)]
-    return names, rows, lambda i: f"row {i + 1} of {called}"
+    return _columns([str(name) for name in names], frame, called, read)
 
 
-def _items(column: Any) -> Iterable[Any]:
-    return column.to_pylist() if hasattr(column, "to_pylist") else list(column)
+def _columns(
+    names: list[str], frame: Any, called: str, read: Collection[str] | None
+) -> Cells:
+    def place(i: int) -> str:
+        return f"row {i + 1} of {called}"
+
+    columns = {
+        name: _texts(name, frame[name], place)
+        for name in names
+        if read is None or name in read
+    }
+    blank = [""] * max(map(len, columns.values()), default=0)
+    rows = zip(*(columns.get(name, blank) for name in names), strict=True)
+    return names, [list(row) for row in rows], place
+
+
+def _texts(name: str, column: Iterable[Any], place: Callable[[int], str]) -> list[str]:
+    """Returns a column as texts; ValueError names the place of what cannot be read."""
+    texts: list[str] = []
+    try:
+        for value in column:  # How many there are then says where it ended.
+            value = value.as_py() if hasattr(value, "as_py") else value
+            texts.append(_text(value))
+    except Exception as error:  # A library's own message may quote the cell.
+        raise ValueError(
+            f"{place(len(texts))}, column {name!r} cannot be read "
+            f"({type(error).__name__}){values.got(str(error))}"
+        ) from None
+    return texts
 
 
 def _text(value: Any) -> str:
@@ -359,7 +405,8 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, datetime.date):
         return value.isoformat()
-    if isinstance(value, float | np.floating) and value % 1 == 0:
+    # Not ``value % 1``, at whose infinite numbers NumPy warns.
+    if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value).strip()
 

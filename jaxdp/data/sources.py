@@ -65,7 +65,8 @@ class ArraySource(Source):
             if not isinstance(leaf, np.ndarray):
                 raise TypeError(f"{wanted}, got a {type(leaf).__name__} at {place}")
             if not validate.is_numeric(leaf):
-                raise TypeError(f"{wanted}, got dtype {leaf.dtype} at {place}")
+                name = validate.dtype_name(leaf.dtype)
+                raise TypeError(f"{wanted}, got dtype {name} at {place}")
             if (
                 leaf.shape[:1] != named[0][1].shape[:1]
                 or not leaf.ndim
@@ -401,12 +402,14 @@ def concatenated(sources: Iterable[Source]) -> Source:
             raise TypeError(
                 f"sources must be readable in any order, got {type(source).__name__}"
             )
-    first, *others = [jax.tree.map(_record, source.example()) for source in parts]
+    examples = [source.example() for source in parts]
+    first, *others = [jax.tree.map(_record, example) for example in examples]
     for place, other in enumerate(others, 1):
         if other != first:
+            got, at_first = (jax.tree.map(_shown, examples[i]) for i in (place, 0))
             raise ValueError(
-                f"sources must have records of one shape and dtype, got {other} in source "
-                f"{place} and {first} in source 0"
+                f"sources must have records of one shape and dtype, got {got} in source "
+                f"{place} and {at_first} in source 0"
             )
     return _Concatenated(parts)
 
@@ -451,8 +454,9 @@ def _records_like(like: Any, block: Any) -> Any:
     def check(x: np.ndarray, y: np.ndarray) -> None:
         if y.dtype != x.dtype and y.dtype.kind not in "biufO":
             raise TypeError(
-                f"blocks must hold numbers like {x.dtype}, or objects, got {y.dtype}: one "
-                "record would change how all others are read"
+                f"blocks must hold numbers like {x.dtype}, or objects, got "
+                f"{validate.dtype_name(y.dtype)}: one record would change how all others "
+                "are read"
             )
 
     jax.tree.map(check, like, block)
@@ -469,18 +473,18 @@ def _records_like(like: Any, block: Any) -> Any:
 
 def _cast(like: np.ndarray, leaf: Any) -> np.ndarray:
     """Returns a leaf as an array like another; TypeError or ValueError if it is none."""
-    array = np.array(leaf)
-    if array.shape != like.shape:
-        raise ValueError
     with np.errstate(all="ignore"):  # What is too large becomes infinite, unsaid.
+        array = np.array(leaf)
+        if array.shape != like.shape:
+            raise ValueError
         floats = jnp.issubdtype(like.dtype, jnp.inexact)
         if floats and np.can_cast(array.dtype, like.dtype, "same_kind"):
             return array.astype(like.dtype)
         if array.dtype.kind not in "biuf":
             raise TypeError
         cast = array.astype(like.dtype)
-    if not np.array_equal(cast, array):  # One that is too large would wrap.
-        raise ValueError
+        if not np.array_equal(cast, array):  # One that is too large would wrap.
+            raise ValueError
     return cast
 
 
@@ -491,6 +495,10 @@ def _nothing(like: np.ndarray) -> np.ndarray:
 
 def _record(leaf: Any) -> str:
     return f"{leaf.dtype}{list(leaf.shape[1:])}"
+
+
+def _shown(leaf: Any) -> str:
+    return f"{validate.dtype_name(leaf.dtype)}{list(leaf.shape[1:])}"
 
 
 def _length(block: Any) -> int:

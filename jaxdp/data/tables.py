@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxdp.core import validate
 from jaxdp.data import values
 
 SUFFIXES = (".csv", ".npz")
@@ -216,10 +217,11 @@ def _npz_features(path: pathlib.Path, x: np.ndarray) -> np.ndarray:
     if x.ndim < 2 or x.dtype.kind not in "biuf" or x[:1].size == 0 < len(x):
         raise ValueError(
             f"array 'x' of {str(path)!r} must hold real numbers, shape (records, "
-            f"features, ...), got shape {x.shape} of {x.dtype}"
+            f"features, ...), got shape {x.shape} of {validate.dtype_name(x.dtype)}"
         )
     width = math.prod(x.shape[1:])
-    features = x.reshape(len(x), width).astype(np.float64)
+    with np.errstate(all="ignore"):  # What no float64 holds is refused below.
+        features = x.reshape(len(x), width).astype(np.float64)
     bad = np.argwhere(~np.isfinite(features))
     if bad.size:
         row, column = bad[0]

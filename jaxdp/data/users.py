@@ -69,13 +69,17 @@ def by_user(
     every = np.unique(names) if user_ids is None else _names(user_ids, "user_ids")
     if every.dtype.kind != names.dtype.kind:
         raise TypeError(
-            f"user_ids must be of the kind of users, {names.dtype}, got {every.dtype}"
+            "user_ids must be of the kind of users, "
+            f"{validate.dtype_name(names.dtype)}, got {validate.dtype_name(every.dtype)}"
         )
     order = np.argsort(every, kind="stable")
     ranked = every[order]
     twice = ranked[1:][ranked[1:] == ranked[:-1]]
     if twice.size:
-        raise ValueError(f"user_ids must name a user once, got {twice[0]!r} twice")
+        raise ValueError(
+            "user_ids must name a user once, and name one twice"
+            f"{values.got(str(twice[0]))}"
+        )
     at = np.minimum(np.searchsorted(ranked, names), max(len(ranked) - 1, 0))
     known = ranked[at] == names if len(ranked) else np.zeros(size, bool)
     if not known.all():
@@ -118,9 +122,9 @@ def _names(users: Any, name: str) -> np.ndarray:
         names = np.asarray(users, object)
     if names.ndim != 1 or names.dtype.kind not in "iuUS":
         raise TypeError(
-            f"{name} must be integers or strings of shape (n,), got {names.dtype} of "
-            f"shape {names.shape}; of records with several owners choose some by "
-            "jaxdp.data.users.one_per_owner"
+            f"{name} must be integers or strings of shape (n,), got "
+            f"{validate.dtype_name(names.dtype)} of shape {names.shape}; of records with "
+            "several owners choose some by jaxdp.data.users.one_per_owner"
         )
     return names
 

@@ -81,7 +81,8 @@ class Batch:
             the mask is False, any record.
 
         Raises:
-          ValueError: no array, or one without a row for each index.
+          ValueError: no array, or one without a row for each index. TypeError: an array
+            that is not of numbers.
 
         Example:
           >>> import jax.numpy as jnp
@@ -105,25 +106,33 @@ class Batch:
             if np.shape(leaf)[:1] != self.mask.shape:
                 place = f"records{jax.tree_util.keystr(path)}"
                 raise ValueError(f"{wanted}, got shape {np.shape(leaf)} at {place}")
-        records = jax.tree.map(lambda x: jnp.asarray(narrowed(x)), records)
+        records = jax.tree.map(lambda x: jnp.asarray(narrowed(x, "records")), records)
         return dataclasses.replace(self, records=records)
 
 
-def narrowed(leaf: Any) -> jax.Array | np.ndarray:
+def narrowed(leaf: Any, name: str = "data") -> jax.Array | np.ndarray:
     """Returns an array whose numbers, if JAX does not hold them, are the nearest it does.
 
-    JAX would wrap integers: a code outside of its domain would become one inside. And it
-    would warn of one float that is too large, and becomes infinite.
+    JAX would wrap integers: a code outside of its domain would become one inside. It would
+    warn of one float that is too large, and becomes infinite, or is a signalling NaN. And
+    its errors about texts quote them.
+
+    Raises:
+      TypeError: ``leaf``, of the argument ``name``, is no array of numbers.
     """
     if isinstance(leaf, jax.Array):
         return leaf
     array = np.asarray(leaf)
+    if not validate.is_numeric(array):
+        raise TypeError(
+            f"{name} must be numbers, got dtype {validate.dtype_name(array.dtype)}"
+        )
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     if array.dtype.kind in "iu" and dtype != array.dtype:
         limits = np.iinfo(dtype)
         array = np.clip(array, limits.min, limits.max).astype(dtype)
     elif array.dtype.kind in "fc" and dtype != array.dtype:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             array = array.astype(dtype)
     return array
 
@@ -161,8 +170,9 @@ def check_data(run: Run, data: Any, name: str = "data") -> None:
             raise TypeError(f"{wanted}, got a {type(leaf).__name__} at {place}")
         if not validate.is_numeric(leaf):
             raise TypeError(
-                f"{name} must be numbers, got dtype {dtype} at {place}: make integers "
-                "of texts, labels and dates by a public table, np.searchsorted(names, x)"
+                f"{name} must be numbers, got dtype {validate.dtype_name(dtype)} at "
+                f"{place}: make integers of texts, labels and dates by a public table, "
+                "np.searchsorted(names, x)"
             )
         shape = np.shape(leaf)
         if not shape or shape[0] != run.num_examples:

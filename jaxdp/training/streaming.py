@@ -166,8 +166,9 @@ def _described(path: Any, leaf: Any) -> _Described:
         )
     if not validate.is_numeric(leaf):
         raise TypeError(
-            f"data must be numbers, got dtype {leaf.dtype} at {place}: make integers of "
-            "texts, labels and dates by a public table, np.searchsorted(names, x)"
+            f"data must be numbers, got dtype {validate.dtype_name(leaf.dtype)} at "
+            f"{place}: make integers of texts, labels and dates by a public table, "
+            "np.searchsorted(names, x)"
         )
     return _Described(leaf.dtype, leaf.shape[1:])
 

@@ -252,6 +252,18 @@ def test_a_huge_number_warns_of_nothing(write, huge, label, given):
     assert np.abs(np.concatenate([data.train[0], data.test[0]])).max() == 1
 
 
+def test_a_signalling_nan_and_infinite_rows_warn_of_nothing(save):
+    x = np.ones((4, 2), np.float32)
+    x.view(np.uint32)[2, 0] = 0x7F800001
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match="row 3, column 'x0'"):
+            models.load_file(save(x=x, y=np.array([0, 1, 0, 1])))
+        assert np.isnan(scaling.center_by_bounds(x, 0, 1)[2, 0])
+        for rows in (x, np.full((4, 2), np.inf), np.full((4, 2), 1e200)):
+            assert models.unit_rows(rows).shape == (4, 2)
+
+
 def test_bounds_near_the_end_of_floats_warn_of_nothing():
     x = np.array([0.0, 1.0, 1e308, 1.7e308, np.inf, -np.inf, np.nan])
     with warnings.catch_warnings():
@@ -415,7 +427,7 @@ X, Y = np.ones((4, 2)), np.array([0, 1, 0, 1])
         ({"x": X, "y": Y[:, None]}, None, r"shape \(4,\).*got \(4, 1\)"),
         ({"x": np.ones(4), "y": Y}, None, "shape .records"),
         ({"x": np.ones((4, 0)), "y": Y}, None, "shape .records"),
-        ({"x": np.full((4, 2), "a"), "y": Y}, None, "real numbers"),
+        ({"x": np.full((4, 2), "a"), "y": Y}, None, "real numbers.*of text$"),
         ({"x": X * [[1], [1], [np.nan], [1]], "y": Y}, None, "row 3, column 'x0'"),
         ({"x": X, "y": np.array([0, 1, np.nan, 0])}, None, "row 3 .*'y'.*integer"),
         ({"x": X[:1], "y": Y[:1]}, None, "at least 2 rows"),

@@ -3,6 +3,7 @@
 import datetime
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +124,19 @@ class Arrow(Series):
     """A column of pyarrow, whose elements are scalars."""
 
     def __iter__(self) -> Any:
-        return iter([object()] * len(self))
+        return iter([Scalar(self[i]) for i in range(len(self))])
 
-    def to_pylist(self) -> list[Any]:
-        return [self[i] for i in range(len(self))]
+
+class Scalar:
+    """An element of a column of pyarrow; errors are raised when it is read."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def as_py(self) -> Any:
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value
 
 
 @pytest.mark.parametrize(
@@ -319,6 +329,90 @@ def test_frames_give_what_the_file_gives(write: Any, kind: str) -> None:
     found, wanted = schema.table(frame), schema.table(write(*ROWS))
     np.testing.assert_allclose(found.features, wanted.features)
     np.testing.assert_array_equal(found.labels, wanted.labels)
+
+
+ONE: dict[str, Any] = {
+    "label": {"column": "y", "classes": ["0", "1"]},
+    "columns": {
+        "t": {"type": "date", "bounds": ["1900-01-01", "2030-01-01"]},
+        "x": {"type": "integer", "bounds": [0, 4]},
+    },
+}
+
+
+class Frame(dict):
+    """A frame of four rows whose column ``t`` is given."""
+
+    def __init__(self, t: Any):
+        super().__init__(t=t, x=range(4), y="0101")
+
+    @property
+    def columns(self) -> list[str]:
+        return [*self]
+
+
+def of_parquet(kind: str, path: Path) -> Path:
+    """Writes a column whose third cell has a value that Python cannot hold."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    if kind == "a text that is not UTF-8":
+        cells = arrow.array([b"abc", b"abc", b"Zo\xeb M.", b"abc"], arrow.binary())
+        text = arrow.string()
+        cells = arrow.Array.from_buffers(text, 4, cells.buffers())
+    else:
+        days = [18_000, 18_000, 5_000_000, 18_000]
+        cells = arrow.array(days, arrow.int32()).cast(arrow.date32())
+    table = {"t": cells, "x": [0, 1, 2, 3], "y": ["0", "1", "0", "1"]}
+    parquet.write_table(arrow.table(table), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "said"),
+    [
+        ("a text that is not UTF-8", "UnicodeDecodeError", "0xeb"),
+        ("a far date", "OverflowError", "out of range"),
+        ("nanoseconds without pandas", "ValueError", "567993600123456789"),
+    ],
+)
+def test_what_a_library_says_of_a_cell_is_hidden(
+    tmp_path: Path, kind: str, error: str, said: str
+) -> None:
+    if kind == "nanoseconds without pandas":
+        # The words of pyarrow, which are others where pandas is installed.
+        strange = ValueError(
+            f"Nanosecond resolution temporal type {said} is not safely"
+        )
+        source: Any = Frame(Arrow(["2001-01-01", "2001-01-01", strange, "2001-01-01"]))
+        called = "the table"
+    else:
+        source = of_parquet(kind, tmp_path / "people.parquet")
+        called = repr(str(source))
+    read = schemas.load(ONE).table
+    with pytest.raises(ValueError, match="kept back") as caught:
+        read(source)
+    assert f"row 3 of {called}, column 't' cannot be read ({error})" in str(
+        caught.value
+    )
+    assert said not in str(caught.value).replace(str(source), "")
+    # No traceback shows it either.
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+    with models.show_values(), pytest.raises(ValueError, match=said):
+        read(source)
+    # What is ignored is not read.
+    ignored = ONE["columns"] | {"t": {"type": "ignore"}}
+    table = schemas.load(ONE | {"columns": ignored}).table(source)
+    assert table.feature_names == ("x",)
+    np.testing.assert_array_equal(table.features[:, 0], [-1, -0.5, 0, 0.5])
+    assert table.labels.tolist() == ["0", "1", "0", "1"]
+
+
+def test_an_infinite_number_of_a_frame_warns_of_nothing() -> None:
+    cells = np.array([1.0, np.inf, np.nan, 0.5])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, rows, _ = schemas.cells_of(Frame(cells))
+    assert [row[0] for row in rows] == ["1", "inf", "", "0.5"]
 
 
 def test_parquet_and_datasets_give_what_the_file_gives(

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdp import data
+import jaxdp
+from jaxdp import data, models
 from jaxdp.data import sources
 from jaxdp.sampling import batches
 from jaxdp.training import streaming
@@ -194,7 +195,7 @@ def test_files_are_not_held_in_memory(tmp_path: Path) -> None:
         (lambda: data.ArraySource([[1.0]]), TypeError, r"a float at arrays\[0\]\[0\]"),
         (lambda: data.ArraySource({"x": X, "y": Y[1:]}), ValueError, r"\(11,\) at"),
         (lambda: data.ArraySource(X[:0]), ValueError, r"got shape \(0, 3\)"),
-        (lambda: data.ArraySource(np.array(["a"])), TypeError, "dtype <U1"),
+        (lambda: data.ArraySource(np.array(["a"])), TypeError, "got dtype text at"),
         (lambda: data.ItemSource(iter([1])), TypeError, "IteratorSource"),
         (lambda: data.ItemSource([1], files=["absent"]), ValueError, "that are there"),
         (lambda: data.concatenated([]), ValueError, "at least one"),
@@ -424,6 +425,78 @@ def test_a_huge_number_in_a_source_warns_of_nothing() -> None:
                 False,
                 True,
             ]
+
+
+@pytest.mark.parametrize(
+    ("bits", "dtype"),
+    [(0x7FF0000000000001, np.float64), (0x7F800001, np.float32)],
+)
+def test_a_signalling_nan_warns_of_nothing(bits: int, dtype: Any) -> None:
+    """NumPy says "invalid value encountered in cast" of it, and of no other NaN."""
+    strange = np.array([bits], np.uint64 if dtype is np.float64 else np.uint32)
+    rows = np.concatenate([np.ones(1, dtype), strange.view(dtype)])
+    likes: list[Any] = [np.zeros((), x) for x in (np.float64, np.float32, np.int32)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for found in (batches.narrowed(rows), streaming._own(rows, 2)):
+            assert np.isnan(found).tolist() == [False, True]
+        for like in likes:
+            got = data.ItemSource(list(rows), like=like).rows(np.arange(2))
+            assert got[0] == 1 and (np.isnan(got[1]) or got[1] == 0)
+        several = data.ItemSource([[1.0, rows[1]]], like=np.zeros(2))
+        assert np.isnan(several.rows(np.arange(1))[0, 1])
+
+
+#: As long as no public length.
+NAME = "x" * 24
+TEXTS: dict[str, np.ndarray] = {
+    "text": np.array(["a", NAME]),
+    "bytes": np.array([b"a", NAME.encode()]),
+    "fields": np.array([("a", 1), (NAME, 2)], [("name", "U24"), ("age", "i4")]),
+    "dates": np.array(["2001-01-01", "2001-01-01T12:24:24"], "M8"),
+    "objects": np.array(["a", NAME], object),
+    "of any length": np.array(["a", NAME], np.dtypes.StringDType()),
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_no_message_tells_how_long_a_text_is_or_what_it_says(kind: str) -> None:
+    """A dtype of texts holds the length of the longest, and JAX's errors quote them."""
+    texts, keys = TEXTS[kind], jaxdp.Keys.insecure(0)
+    plan = jaxdp.plans.DPZero(
+        num_examples=2,
+        num_steps=3,
+        sampling=jaxdp.sampling.FullBatch(),
+        relation="replace_one",
+        l2_clip_norm=1.0,
+        smoothing_radius=1e-3,
+    ).with_noise(noise_multiplier=2.0)
+    task: Any = {"value_fn": lambda w, x: x, "optimizer": None}
+    other = data.ArraySource(np.zeros(2))
+    users: Any = {"records_per_user": 1}
+    tries = [
+        lambda: jaxdp.fit(plan, keys, np.zeros(2), texts, **task),
+        lambda: streaming._described((), texts),
+        lambda: jaxdp.sampling.batch(plan, keys, 0, texts),
+        lambda: jaxdp.sampling.shuffled(keys, texts),
+        lambda: jaxdp.sampling.draw(plan, keys, 0).with_records(texts),
+        lambda: data.ArraySource(texts),
+        lambda: data.concatenated([data.ItemSource(list(texts)), other]),
+        lambda: jaxdp.by_user(np.zeros(2), texts, user_ids=[0, 1], **users),
+        lambda: jaxdp.by_user(np.zeros(2), [0, 1], user_ids=texts, **users),
+        lambda: models.Dataset("made up", (texts[:, None], texts), (), "regression"),
+    ]
+    if kind != "objects":
+        like: Any = {"like": 0.0}
+        tries.append(lambda: data.IteratorSource(iter([texts]), 2, **like))
+    for attempt in tries:
+        with pytest.raises((TypeError, ValueError)) as caught:
+            attempt()
+        for told in ("24", NAME, "[s]", "name"):
+            assert told not in str(caught.value).replace("np.searchsorted(names", "")
+    if kind != "of any length":
+        grouped = jaxdp.by_user({"x": texts}, [0, 1], **users)
+        assert "24" not in repr(grouped) and "[s]" not in repr(grouped)
 
 
 def test_a_map_that_was_changed_in_memory_is_read_there(

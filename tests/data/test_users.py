@@ -73,7 +73,7 @@ def test_what_one_user_has_moves_no_row_of_another() -> None:
         (
             {"user_ids": [0, 1, 1, 2]},
             ValueError,
-            "once, got 1 twice|once, got .*1.* twice",
+            "user once, and name one twice, got a value that is kept",
         ),
         (
             {"user_ids": [0, 1]},

@@ -267,7 +267,7 @@ class TooLong(ArraySource):
             POISSON,
             lambda: lying(1, lambda x: {"x": np.array(["a", "b"])}),
             TypeError,
-            r"must be numbers, got dtype <U1 at data\['x'\]",
+            r"must be numbers, got dtype text at data\['x'\]",
         ),
         (POISSON, lambda: lying(1, lambda x: {}), ValueError, "got none"),
         (sampling.FullBatch(), lambda: ArraySource(X), TypeError, "read all records"),

@@ -80,6 +80,10 @@ def _read_jsonl(file: Any, _: str) -> Iterable[tuple[int, dict[str, Any]]]:
             record = json.loads(text)
         except json.JSONDecodeError as error:
             raise _LineError(line, f"is not JSON: {error}") from None
+        except ValueError as error:  # An integer of thousands of digits.
+            raise _LineError(
+                line, "must hold numbers that Python reads" + values.got(str(error))
+            ) from None
         except RecursionError:
             raise _LineError(line, "must hold lists and objects a few deep") from None
         if not isinstance(record, dict):

@@ -578,6 +578,11 @@ def test_what_a_record_holds_takes_no_other(tmp_path: pathlib.Path) -> None:
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"a": 1}\n{"a": \n', r"a\.jsonl, line 2: is not JSON"),
+        (
+            "a.jsonl",
+            '{"a": 1}\n{"a": ' + "7" * 5000 + "}\n",
+            r"a\.jsonl, line 2: must hold numbers that Python reads, got a value that",
+        ),
         ("a.jsonl", "\n[1, 2]\n", "line 2: must hold an object, got a value"),
         ("a.jsonl", '{"a": 1}\n{"b": 2}\n', "line 2: has no field 'a'$"),
         ("a.jsonl", "", r"a\.jsonl has no records"),
