@@ -45,7 +45,7 @@ class Sampler:
         Example:
           >>> import jaxdp
           >>> jaxdp.sampling.TruncatedPoisson(sampling_prob=0.1).rows(1000)
-          144
+          160
           >>> jaxdp.sampling.FixedSize(32).rows(1000)
           32
         """
@@ -413,7 +413,7 @@ class MultiPassRestarts(_Restarts):
       >>> import jaxdp
       >>> sampler = jaxdp.sampling.MultiPassRestarts(period=4, sampling_prob=0.1)
       >>> [(phase.name, phase.batch_size) for phase in sampler.phases_of(1000)]
-      [('restart', 1000), ('difference', 144)]
+      [('restart', 1000), ('difference', 160)]
     """
 
     period: int
@@ -526,7 +526,7 @@ class CyclicPoisson(Sampler):
       >>> import jaxdp
       >>> sampler = jaxdp.sampling.CyclicPoisson(num_groups=10, sampling_prob=0.5)
       >>> sampler.expected_batch_size(1000), sampler.rows(1000)
-      (50.0, 80)
+      (50.0, 96)
       >>> index, mask = sampler.draw(jaxdp.Keys.insecure(0).sampling, 13, 1000)
       >>> set((index % 10).tolist())
       {3}

@@ -170,7 +170,7 @@ def check_unit(at: "Resumed", task: preparing.Task) -> None:
 
 
 class Scattered(NamedTuple):
-    """What all processes of a run compute of leaves that are split between them.
+    """Digest and leaves that all processes of a run compute together.
 
     Attributes:
       digest: of parameters that the releases give back.
