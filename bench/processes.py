@@ -28,7 +28,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 import jaxdp
@@ -37,7 +36,7 @@ from jaxdp import plans, sampling
 from jaxdp.cli import launch
 from jaxdp.models import language
 from jaxdp.models.language import tasks
-from jaxdp.training import digests
+from jaxdp.training import parallel
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 METHODS = {"DPZero": plans.DPZero, "DP-GD": plans.DPGD}
@@ -105,6 +104,7 @@ def interrupted(
     """Rows of a run that is killed and resumed, beside the one that is not."""
     trained(method, size, place / "again", "die")
     before = read(place / "again")
+    assert f"step {STEPS}" not in before
     trained(method, size, place / "again", "resume")
     after = read(place / "again")
     shown = {x for found in (before, after) for x in found if x.startswith("step")}
@@ -199,12 +199,14 @@ def main(
     plan = plan_of(method)
 
     def keep(name: str, tree: Any) -> None:
-        numbers = np.concatenate([whole(x).ravel() for x in jax.tree.leaves(tree)])
+        numbers = np.concatenate(
+            [parallel.on_host(x).ravel() for x in jax.tree.leaves(tree)]
+        )
         if first:
             np.save(folder / f"{name}.npy", numbers)
 
     def callback(step: int, params: Any, info: Any) -> None:
-        slopes = whole(info.releases)[step - CHUNK : step]
+        slopes = parallel.on_host(info.releases)[step - CHUNK : step]
         keep(f"step {step}", slopes if plan.replayable else info.state[0].trace)
         keep("parameters", params)
         if how == "die" and first and step == KILLED:
@@ -255,13 +257,6 @@ def plan_of(method: str) -> Any:
     if METHODS[method].draws_directions:
         given |= {"smoothing_radius": 1e-3, "l2_clip_norm": 10.0}
     return METHODS[method](**given)
-
-
-def whole(leaf: Any) -> np.ndarray:
-    """Returns a leaf on the host, for which all processes call this."""
-    if digests.scattered(leaf):
-        leaf = multihost_utils.process_allgather(leaf, tiled=True)
-    return np.asarray(leaf)
 
 
 def held(params: Any, devices: int | None = None) -> float:
