@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+from safetensors import numpy as safetensors
 
 import jaxdp
 from jaxdp import plans, sampling, training
@@ -1162,10 +1163,21 @@ def folder(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / name).mkdir()
         config = (home / "roberta" / "config.json").read_bytes()
         (root / name / "config.json").write_bytes(config)
-    for name in ("tokenizer.json",):
-        content = (home / "roberta" / name).read_bytes()
-        (root / "pickled" / name).write_bytes(content)
+    words = (home / "roberta" / "tokenizer.json").read_bytes()
+    (root / "pickled" / "tokenizer.json").write_bytes(words)
     (root / "pickled" / "pytorch_model.bin").write_bytes(b"")
+    # A tokenizer of more tokens than the model has, and weights that are integers.
+    shutil.copytree(home / "roberta", root / "foreign")
+    name = str(root / "foreign" / "tokenizer.json")
+    foreign = tokenizers.Tokenizer.from_file(name)
+    foreign.add_tokens([f"<{i}>" for i in range(300)])
+    foreign.save(name)
+    shutil.copytree(home / "roberta", root / "integers")
+    (weights,) = (root / "integers").glob("*.safetensors")
+    tensors = safetensors.load_file(weights)
+    first = min(name for name in tensors if name.endswith("query.weight"))
+    tensors[first] = tensors[first].astype(np.int8)
+    safetensors.save_file(tensors, weights)
     return root
 
 

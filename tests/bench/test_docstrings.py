@@ -1,6 +1,7 @@
 """The study of docstrings: what is read, what becomes a record, and what is asked."""
 
 import collections
+import json
 import pathlib
 import sys
 
@@ -166,3 +167,22 @@ def test_an_answer_counts_where_it_matches(
     always = np.tile(answers[:1], (len(found.eval), 1))
     monkeypatch.setattr(finetuning.generation, "generate", lambda *_, **__: always)
     assert of.accuracy(of.params) == 0.5
+
+
+def test_kept_rows_are_those_that_were_asked_for() -> None:
+    """The head learns what was asked of DPZero; LoRA and all parameters do not."""
+    path = pathlib.Path("bench/results/cpu/docstrings.json")
+    rows = json.loads(path.read_text())["rows"]
+    found = {(row["case"], row["metric"]): row for row in rows}
+    for budget in ("epsilon 2", "epsilon 6", "not private"):
+        for case, methods in (
+            ("classification", ("head", "LoRA", "all parameters")),
+            ("instruction", ("LoRA",)),
+        ):
+            names = [*(f"DPZero, {name}" for name in methods), "DP-LoRA"]
+            widths = [found[case, f"{x}, {budget}"]["half_width"] for x in names]
+            assert all(width > 0 for width in widths)
+    head = found["classification", "DPZero, head, epsilon 2"]
+    assert head["value"] - head["half_width"] > 0.6
+    for name in ("LoRA", "all parameters"):
+        assert found["classification", f"DPZero, {name}, epsilon 2"]["value"] < 0.6
