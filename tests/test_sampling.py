@@ -221,9 +221,9 @@ def test_what_few_rows_are_off_the_law_by_is_charged() -> None:
         assert missed >= 2e-18 > 1000 * off + noise
 
 
-def test_default_batch_size_leaves_six_deviations() -> None:
+def test_default_batch_size_leaves_four_deviations() -> None:
     sampler = sampling.TruncatedPoisson(sampling_prob=1 / 16)
-    assert sampler.rows(1024) == 112
+    assert sampler.rows(1024) == 96
     assert sampler.expected_batch_size(1024) == 64
     assert sampling.TruncatedPoisson(sampling_prob=0.9).rows(10) == 10
 

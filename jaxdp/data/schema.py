@@ -333,7 +333,9 @@ def cells_of(
             raise ValueError(
                 f"path {str(path)!r} needs pyarrow: pip install 'jaxdp-optim[tables]'"
             ) from None
-        names = parquet.read_schema(path).names
+        several = path.is_dir()  # A file for each part, as Spark writes them.
+        schema = parquet.ParquetDataset(path).schema if several else None
+        names = (schema or parquet.read_schema(path)).names
         found = [name for name in names if read is None or name in read]
         table = parquet.read_table(path, columns=found)
         return _columns(names, table, repr(str(path)), read)

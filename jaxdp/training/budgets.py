@@ -346,9 +346,7 @@ class Budget:
         self, fields: dict[str, Any], check: Callable[[_Content], None]
     ) -> None:
         """Appends a line, on the disk when this returns, if the content passes a check."""
-        self._read()  # Says what is wrong with a folder that is none.
-        # The file itself is locked: whatever names lead to it, one process has it.
-        with open(self.folder / FILE, "r+b") as file, _locked(file):
+        with self._held() as file:
             content = self._read()
             check(content)
             file.truncate(content.size)  # A torn line was never one.
@@ -356,6 +354,29 @@ class Budget:
             file.write(json.dumps(fields).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+            if not self._names(file):
+                raise ValueError(
+                    f"budget must stay where it is, got {str(self.folder)!r}, whose "
+                    f"{FILE} was exchanged while a line was written: it may lack that line"
+                )
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[Any]:
+        """Opens the file, which one process has: itself, whatever names lead to it."""
+        while True:
+            self._read()  # Says what is wrong with a folder that is none.
+            with open(self.folder / FILE, "r+b") as file, _locked(file):
+                if self._names(file):  # Nobody exchanged it meanwhile.
+                    yield file
+                    return
+
+    def _names(self, file: Any) -> bool:
+        """Returns True if an open file is the one that has the budget's name."""
+        try:
+            there = os.stat(self.folder / FILE)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(os.fstat(file.fileno()), there)
 
     def check(
         self,

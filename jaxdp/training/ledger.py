@@ -422,7 +422,6 @@ class Ledger:
         self._append({"releases": [first, first + len(releases)], "float32": text})
 
     def _append(self, fields: dict[str, Any]) -> None:
-        _check_lock(self._lock, self.folder)
         line = json.dumps(fields, separators=(",", ":")).encode()
         self.save(_CHAIN, self._chain.ahead(line), secret=True)
         self._write(line)
@@ -430,6 +429,7 @@ class Ledger:
 
     def save(self, name: str, content: bytes, *, secret: bool) -> None:
         """Writes a file of the folder, whole or not at all."""
+        _check_lock(self._lock, self.folder)
         path = self.folder / SECRET / name if secret else self.folder / name
         replace(path, content, mode=0o600 if secret else 0o644)
 
@@ -442,6 +442,7 @@ class Ledger:
 
     def supersede(self, name: str, by: str, content: bytes) -> None:
         """Writes a file of ``secret/``; the one that was there keeps the name ``by``."""
+        _check_lock(self._lock, self.folder)
         path = self.folder / SECRET / name
         if path.exists():
             os.replace(path, path.with_name(by))
@@ -449,6 +450,7 @@ class Ledger:
 
     def forget(self, name: str) -> None:
         """Removes a file of ``secret/``, if it is there."""
+        _check_lock(self._lock, self.folder)
         (self.folder / SECRET / name).unlink(missing_ok=True)
         _sync_folder(self.folder / SECRET)
 

@@ -235,8 +235,15 @@ def start(
 
 
 def optimizer_state(optimizer: optax.GradientTransformation, params: Any) -> Any:
-    """Returns the optimizer's first state, in float32 of parameters of 16 bits."""
-    state = optimizer.init(params)
+    """Returns the optimizer's first state, in float32 of parameters of 16 bits.
+
+    Numbers of Python and NumPy in it become arrays, as a program returns them.
+    """
+
+    def array(x: Any) -> Any:
+        return x if isinstance(x, jax.Array) else jnp.asarray(x, jnp.result_type(x))
+
+    state = jax.tree.map(array, optimizer.init(params))
     if not any(map(is_narrow, jax.tree.leaves(params))):
         return state
     # By its dtypes alone: a copy of all parameters in float32 is never there.

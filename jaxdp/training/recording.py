@@ -434,7 +434,8 @@ class Resumed:
         attempts, outstanding = self.hidden["attempts"], self.record.outstanding
         same = attempts[self.attempt].get("same", {})
         now = _conditions(task, text, key, machines)
-        now[_NUMBERS] = _keyed(key, numbers.encode())
+        if not self.ended or _NUMBERS in same:  # Older versions kept no digest of them.
+            now[_NUMBERS] = _keyed(key, numbers.encode())
         if not self.ended or _DATA in same:  # Which a run that is over has no more.
             now[_DATA] = _keyed(key, _digest(task.data))
         if self.new and not self.ended:

@@ -425,7 +425,11 @@ def test_parquet_and_datasets_give_what_the_file_gives(
     frame.to_parquet(tmp_path / "mine.parquet")
     schema = schemas.load(SCHEMA)
     wanted = schema.table(path).features
-    given: list[Any] = [tmp_path / "mine.parquet"]
+    parts = tmp_path / "parts.parquet"  # A folder, as Spark writes them.
+    parts.mkdir()
+    frame[:2].to_parquet(parts / "part-0.parquet")
+    frame[2:].to_parquet(parts / "part-1.parquet")
+    given: list[Any] = [tmp_path / "mine.parquet", parts]
     datasets = pytest.importorskip("datasets")
     given.append(datasets.Dataset.from_pandas(frame))
     for source in given:

@@ -389,6 +389,39 @@ def test_other_names_of_a_budget_have_its_lock(
     assert held == [True]
 
 
+def test_a_line_is_in_the_file_that_has_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An equal one is put in its place while a process waits for the lock, or writes."""
+    budget, path = made(tmp_path / "budget"), tmp_path / "budget" / budgets.FILE
+    one = accounting.full_batch_gaussian(400.0, 1, "replace_one")
+    wait, times = budgets._locked, [1]
+
+    def exchange() -> None:
+        shutil.copy(path, tmp_path / "copy")
+        (tmp_path / "copy").rename(path)
+
+    @contextlib.contextmanager
+    def waited(file: Any) -> Any:
+        if times.pop() if times else 0:
+            exchange()
+        with wait(file):
+            yield
+
+    monkeypatch.setattr(budgets, "_locked", waited)
+    budget.reserve(one, delta=1e-8, relation="replace_one")
+    assert len(budget.reservations) == 1
+    check = budgets._check_room
+
+    def checked(*given: Any) -> None:
+        check(*given)
+        exchange()
+
+    monkeypatch.setattr(budgets, "_check_room", checked)
+    with pytest.raises(ValueError, match="exchanged while a line was written"):
+        budget.reserve(one, delta=1e-8, relation="replace_one")
+
+
 def loss(w: Any, x: Any) -> Any:
     return ((w - x) ** 2).sum(axis=-1)
 

@@ -531,6 +531,42 @@ def test_other_numbers_of_the_optimizer_refuse(
     resume(tmp_path / "run", optimizer=made(0.1))
 
 
+def test_records_without_digests_of_an_optimizer(tmp_path: Path) -> None:
+    """Of before: a run that is over gives its result, another a new attempt alone."""
+    whole = fit(tmp_path / "whole")
+    killed_fit(tmp_path / "killed", 4)
+    for name in ("whole", "killed"):
+        path = tmp_path / name / "secret" / "run.json"
+        hidden = json.loads(path.read_text())
+        del hidden["attempts"][0]["same"]["numbers of the optimizer"]
+        path.write_text(json.dumps(hidden))
+    chex.assert_trees_all_equal(resume(tmp_path / "whole").params, whole.params)
+    with pytest.raises(
+        ValueError, match=r"numbers of the optimizer are not .* attempt"
+    ):
+        resume(tmp_path / "killed")
+
+
+def test_numbers_of_python_in_an_optimizer_s_state(tmp_path: Path) -> None:
+    """A flag, a count and a rate: arrays, as in the state that a step returns."""
+
+    def init(params: Any) -> Any:
+        del params
+        return {"on": True, "count": 3, "rate": 0.1, "scale": np.float64(2)}
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        del params
+        factor = -state["rate"] * state["scale"] * state["on"] / state["count"]
+        state = state | {"count": state["count"] + 1}
+        return jax.tree.map(lambda u: factor * u, updates), state
+
+    given = {"optimizer": optax.GradientTransformation(init, update)}
+    whole = fit(tmp_path / "whole", dpgd(), **given)
+    killed_fit(tmp_path / "run", 6, dpgd(), **given)
+    again = resume(tmp_path / "run", **given)
+    chex.assert_trees_all_equal(again.params, whole.params)
+
+
 @pytest.mark.slow  # One more program of a run.
 def test_data_of_another_precision_are_the_same(tmp_path: Path) -> None:
     """NumPy's float64 becomes JAX's float32, then and now."""
@@ -641,6 +677,17 @@ def test_a_run_whose_lock_is_gone_writes_no_more(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lock was removed or exchanged"):
         fit(tmp_path / "run", callback=remove)
     assert ledger.read(tmp_path / "run").charged == 10
+
+    def rename(step: int, *_: Any) -> None:
+        if step == 23:  # The last chunk is on record; roots and report are not written.
+            (tmp_path / "end").rename(tmp_path / "away")
+            killed_fit(tmp_path / "end", 4)
+
+    with pytest.raises(ValueError, match="lock was removed or exchanged"):
+        fit(tmp_path / "end", callback=rename)
+    for name in ("end", "away"):
+        ended = resume(tmp_path / name)
+        chex.assert_trees_all_equal(ended.params, whole.params)
     again = resume(tmp_path / "run")
     chex.assert_trees_all_equal(again.params, whole.params)
 
