@@ -266,11 +266,10 @@ def first_numbers(carry: loop.Carry) -> str:
     It is no part of a program's text: hyperparameters that are numbers of the state, seeds,
     accumulators. All processes call this.
     """
-    groups: dict[Any, list[Any]] = {}  # One program takes those of the same devices.
-    for leaf in jax.tree.leaves(carry.opt_state[1]):
-        words = jax.random.key_data(leaf) if _is_key(leaf) else leaf
-        groups.setdefault(frozenset(words.devices()), []).append(words)
-    return " ".join(map(digests.of_params, groups.values()))
+    # Each by itself, wherever it is: a program for each shape, not for each leaf.
+    leaves = jax.tree.leaves(carry.opt_state[1])
+    words = (jax.random.key_data(x) if _is_key(x) else x for x in leaves)
+    return " ".join(map(digests.of_params, words))
 
 
 def _conditions(
