@@ -124,8 +124,8 @@ def truncated_poisson_gaussian(
       num_steps: >= 1.
       sampling_prob: in (0, 1).
       num_examples: n >= 1, the size of the data set; public.
-      max_batch_size: >= 1; from ``q n + 6 sqrt(q n)`` on, truncation costs a few
-        hundredths of the noise at most, where tried.
+      max_batch_size: >= 1; what truncation costs is in ``docs/guides/pitfalls.md``,
+        "Small Poisson batches".
       relation: one of :data:`RELATIONS`.
 
     Raises:

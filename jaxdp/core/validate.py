@@ -117,9 +117,8 @@ def is_numeric(leaf: Any) -> bool:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:
         return isinstance(leaf, int | float | complex)
-    void = (
-        getattr(dtype, "type", None) is np.void
-    )  # Not bfloat16, whose kind is "V" too.
+    # Not bfloat16, whose kind is "V", too.
+    void = getattr(dtype, "type", None) is np.void
     return not void and getattr(dtype, "kind", "f") not in "OSTUMm"
 
 

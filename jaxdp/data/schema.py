@@ -333,12 +333,10 @@ def cells_of(
             raise ValueError(
                 f"path {str(path)!r} needs pyarrow: pip install 'jaxdp-optim[tables]'"
             ) from None
-        several = path.is_dir()  # A file for each part, as Spark writes them.
-        schema = parquet.ParquetDataset(path).schema if several else None
-        names = (schema or parquet.read_schema(path)).names
+        dataset = parquet.ParquetDataset(path)  # A file, or a folder of its parts.
+        names = dataset.schema.names
         found = [name for name in names if read is None or name in read]
-        table = parquet.read_table(path, columns=found)
-        return _columns(names, table, repr(str(path)), read)
+        return _columns(names, dataset.read(columns=found), repr(str(path)), read)
     rows = tables.read_rows(path, separator, header=header is True)
     names = list(header) if isinstance(header, tuple) else rows[0][1]
     if header is True:

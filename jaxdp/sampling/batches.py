@@ -81,8 +81,8 @@ class Batch:
             the mask is False, any record.
 
         Raises:
-          ValueError: no array, or one without a row for each index. TypeError: an array
-            that is not of numbers.
+          ValueError: no array, or one without a row for each index.
+          TypeError: an array that is not of numbers.
 
         Example:
           >>> import jax.numpy as jnp

@@ -182,10 +182,9 @@ class TruncatedPoisson(Sampler):
     Attributes:
       sampling_prob: probability in [2**-32, 1) that a record joins a step.
       max_batch_size: rows of a batch; None takes ``q n + 4 sqrt(q n)``, rounded up to a
-        multiple of 8. Truncation then asks for little more noise if q n is in the
-        hundreds, and for a fifth more where it is 20 (1000 steps, (2, 1e-6)); at
-        ``q n + 6 sqrt(q n)`` for a few hundredths at most, where tried. The number of
-        records never truncates: plain Poisson sampling, at the cost of full batches.
+        multiple of 8. Truncation asks for more noise, which counts where q n is small:
+        ``docs/guides/pitfalls.md``, "Small Poisson batches". The number of records never
+        truncates: plain Poisson sampling, at the cost of full batches.
 
     Example:
       >>> import jaxdp

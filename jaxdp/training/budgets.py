@@ -362,7 +362,7 @@ class Budget:
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[Any]:
-        """Opens the file, which one process has: itself, whatever names lead to it."""
+        """Opens the budget's file and locks it, for this process alone."""
         while True:
             self._read()  # Says what is wrong with a folder that is none.
             with open(self.folder / FILE, "r+b") as file, _locked(file):

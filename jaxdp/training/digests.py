@@ -69,7 +69,7 @@ def of_scattered(params: Any) -> str:
 
 
 def of_params(params: Any, like: str | None = None) -> str:
-    """Returns a digest of parameters that tells whether a replay gave the same bits.
+    """Returns a digest of parameters, or other arrays, by which their bits compare.
 
     On a CPU it is their SHA-256. Elsewhere they stay where they are: it is a checksum that
     is computed there. Parameters that differ by accident differ in it, but for one case in

@@ -279,8 +279,8 @@ def fit(
         mesh, lambda: None if begun is None else begun(reserved, numbers)
     )
     frozen = replaying.frozen(task.params, task.trainable)
-    scattered = functools.partial(recording.scattered, plan, frozen)
-    scattered = scattered if recorded else _nothing
+    gathered = functools.partial(recording.gathered, plan, frozen)
+    gathered = gathered if recorded else _nothing
     with contextlib.nullcontext() if recorder is None else recorder.ledger:
         if in_chunks:
             asked = None if stop is None else parallel.where_any(mesh, stop)
@@ -288,7 +288,7 @@ def fit(
                 *(plan, size, callback, progress, asked),
                 mesh=mesh,
                 shows=shows,
-                scattered=scattered,
+                gathered=gathered,
             )
             with streaming.steps(
                 program.run, keys, plan, task.data, mesh, size
@@ -299,8 +299,8 @@ def fit(
             carry = jax.block_until_ready(program.run(carry, keys, task.data))
             seconds = time.perf_counter() - begin
         times = compile_seconds, seconds
-        of_end = recorder, scattered(carry), keep_noise_roots
-        result = _result(task, keys, carry, 0, times, *of_end)
+        keep = keep_noise_roots
+        result = _result(task, keys, carry, 0, times, recorder, gathered, keep)
     if recorder is None and ledger is not None:  # Process 0 counted.
         result.report["steps_charged"] = plan.num_steps
     if not several:
@@ -454,11 +454,11 @@ def resume(
         )
         asked = None if stop is None else parallel.where_any(mesh, stop)
         frozen = replaying.frozen_of(at.record.header)
-        scattered = functools.partial(recording.scattered, at.plan, frozen)
+        gathered = functools.partial(recording.gathered, at.plan, frozen)
         chunks = _Chunks(
             *(at.plan, size, callback, progress, asked, at.charged, mesh),
             shows=parallel.where_any(mesh, lambda: callback is not None)(),
-            scattered=scattered,
+            gathered=gathered,
         )
         with streaming.steps(
             program.run, at.keys, at.plan, task.data, mesh, size
@@ -469,7 +469,7 @@ def resume(
             parallel.check_same(mesh, at.keys, **{"parameters and optimizer": rebuilt})
             carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
         times, keep = (compile_seconds, seconds), keep_noise_roots
-        of_end = recorder, scattered(carry), keep
+        of_end = recorder, gathered, keep
         result = _result(task, at.keys, carry, at.done, times, *of_end)
     if recorder is None:
         result.report["steps_charged"] = at.charged(at.last)
@@ -487,10 +487,10 @@ _Step = streaming.InMemory | streaming.Streamed
 _Again = Callable[[loop.Carry, int, int], loop.Carry]
 
 
-def _nothing(carry: loop.Carry) -> recording.Scattered:
+def _nothing(carry: loop.Carry) -> recording.Gathered:
     """Returns what is gathered of a run without a record."""
     del carry
-    return recording.Scattered()
+    return recording.Gathered()
 
 
 class _Chunks(NamedTuple):
@@ -504,7 +504,7 @@ class _Chunks(NamedTuple):
     charged: Callable[[int], int] = int  # steps that count as released, after a step
     mesh: Mesh | None = None  # of processes that end together where one cannot go on
     shows: bool = False  # whether one of them has a callback
-    scattered: Callable[[Any], recording.Scattered] = _nothing  # for the record
+    gathered: Callable[[Any], recording.Gathered] = _nothing  # for the record
 
     def run(
         self,
@@ -543,9 +543,11 @@ class _Chunks(NamedTuple):
                 parallel.together(self.mesh, before)
                 carry = jax.block_until_ready(step(carry, first, end))
                 seconds += time.perf_counter() - begin
-                about = carry, first, end, recorder, self.scattered(carry)
-                after = functools.partial(self._after, *about)
+                after = functools.partial(
+                    self._after, carry, first, end, recorder, self.gathered(carry)
+                )
                 parallel.together(self.mesh, after)
+                del after  # And what it gathered.
                 if self.shows:
                     # A callback may compute with all processes: none has refused.
                     show = functools.partial(self._show, carry, end)
@@ -569,11 +571,11 @@ class _Chunks(NamedTuple):
         first: int,
         end: int,
         recorder: recording.Recorder | None,
-        scattered: recording.Scattered,
+        gathered: recording.Gathered,
     ) -> None:
         """Records the steps [first, end)."""
         if recorder is not None:
-            recorder.after(first, end, carry, scattered)
+            recorder.after(first, end, carry, gathered)
 
     def _show(self, carry: loop.Carry, end: int) -> None:
         """Shows the steps to the callback of this process, if it has one."""
@@ -638,7 +640,7 @@ def _rebuilt(
     first = max((known for known in states if known <= until), default=0)
     # These steps are done, and on record.
     chunks = chunks._replace(stop=None)
-    silent = chunks._replace(callback=None, shows=False, mesh=None, scattered=_nothing)
+    silent = chunks._replace(callback=None, shows=False, mesh=None, gathered=_nothing)
     if task.plan.replayable:
         again: Any = None  # A checkpoint alone needs no program.
         if first < until or chunks.shows:
@@ -662,16 +664,16 @@ def _rebuilt(
         carry, _ = silent.run(step, carry, until, at.done, None)
         known, digest = recording.replayed_to(at)
         same, end = carry, states.get(at.done)
-        scattered = chunks.scattered(carry)
+        gathered = chunks.gathered(carry)
 
         def check() -> None:
-            recording.check_recomputed(at, until, same, scattered, end)
+            recording.check_recomputed(at, until, same, gathered, end)
 
         parallel.together(at.mesh, check)
         if known == at.done:
             recording.check_replayed(at, digest, same.params)
         if at.done not in states and recorder is not None:
-            recorder.checkpoint(carry, scattered)
+            recorder.checkpoint(carry, gathered)
     if not task.plan.replayable:
 
         def show_last() -> None:
@@ -769,7 +771,7 @@ def _result(
     first: int,
     times: tuple[float, float],
     recorder: recording.Recorder | None,
-    scattered: recording.Scattered,
+    gathered: Callable[[Any], recording.Gathered],
     keep_noise_roots: bool,
 ) -> loop.FitResult:
     """Returns the result of a run whose steps from ``first`` on took ``times`` now."""
@@ -781,9 +783,11 @@ def _result(
     more = {"unit": task.unit, "seed_source": keys.seed_source}
     more |= {"device": device.device_kind} | timing
     report = reporting.Report(reporting.report(plan, made) | more)
+    # Releases that give the parameters back need nothing at the end.
+    at_end = recording.Gathered() if plan.replayable else gathered(carry)
     if recorder is not None:
         report["steps_charged"] = recorder.charged
         keep = keep_noise_roots
-        recorder.finish(carry, scattered, report, keep_noise_roots=keep)
+        recorder.finish(carry, at_end, report, keep_noise_roots=keep)
     info = loop.FitInfo(carry.releases, public(rest))
     return loop.FitResult(plan.returned(made, carry.params), info, report)

@@ -442,7 +442,7 @@ class Ledger:
 
     def supersede(self, name: str, by: str, content: bytes) -> None:
         """Writes a file of ``secret/``; the one that was there keeps the name ``by``."""
-        _check_lock(self._lock, self.folder)
+        _check_lock(self._lock, self.folder)  # Also before a file is renamed.
         path = self.folder / SECRET / name
         if path.exists():
             os.replace(path, path.with_name(by))

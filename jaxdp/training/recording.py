@@ -86,22 +86,22 @@ class Recorder:
         self.outstanding = None
 
     def after(
-        self, first: int, last: int, carry: loop.Carry, scattered: "Scattered"
+        self, first: int, last: int, carry: loop.Carry, gathered: "Gathered"
     ) -> None:
         """Records the steps [first, last), before their carry is shown to anybody."""
         carry = parallel.here(carry)
         self.ledger.record(first, np.asarray(carry.releases)[first:last])
         self.done = last
-        self.checkpoint(carry, scattered)
+        self.checkpoint(carry, gathered)
 
-    def checkpoint(self, carry: loop.Carry, scattered: "Scattered") -> None:
+    def checkpoint(self, carry: loop.Carry, gathered: "Gathered") -> None:
         """Writes a checkpoint of the carry, or a digest for large replayable runs."""
         carry = parallel.here(carry)
         if self._has_checkpoints(carry):
-            content = self._pack(carry, scattered)
+            content = self._pack(carry, gathered)
             self.ledger.supersede(_CHECKPOINT, by=_BEFORE, content=content)
         else:
-            digest = scattered.digest or digests.of_params(carry.params)
+            digest = gathered.digest or digests.of_params(carry.params)
             known = {"run": self.run, "step": self.done, "params": digest}
             self.ledger.save(_DIGEST, json.dumps(known).encode(), secret=True)
 
@@ -113,11 +113,11 @@ class Recorder:
         size = sum(x.nbytes for x in _moving(carry.params, self.frozen).values())
         return size <= _LARGE
 
-    def _pack(self, carry: loop.Carry, scattered: "Scattered") -> bytes:
+    def _pack(self, carry: loop.Carry, gathered: "Gathered") -> bytes:
         # As bytes: NumPy's format has no bfloat16.
         arrays: dict[str, Any] = {
             name: np.frombuffer(words.tobytes(), np.uint8)
-            for name, words in _kept_words(carry, self.frozen, scattered).items()
+            for name, words in _kept_words(carry, self.frozen, gathered).items()
         }
         file = io.BytesIO()
         np.savez(file, run=self.run, step=self.done, **arrays)
@@ -126,7 +126,7 @@ class Recorder:
     def finish(
         self,
         carry: loop.Carry,
-        scattered: "Scattered",
+        gathered: "Gathered",
         report: dict[str, Any],
         *,
         keep_noise_roots: bool,
@@ -145,7 +145,7 @@ class Recorder:
                 carry = parallel.here(carry)
                 if self._has_checkpoints(carry):
                     bare = carry._replace(opt_state=_blank(carry.opt_state))
-                    content = self._pack(bare, scattered)
+                    content = self._pack(bare, gathered)
                     self.ledger.save(_CHECKPOINT, content, secret=True)
                 self.ledger.forget(_BEFORE)
                 hidden |= {"ended": True, "keys": _forgotten(hidden["keys"])}
@@ -169,7 +169,7 @@ def check_unit(at: "Resumed", task: preparing.Task) -> None:
         )
 
 
-class Scattered(NamedTuple):
+class Gathered(NamedTuple):
     """Digest and leaves that all processes of a run compute together.
 
     Attributes:
@@ -181,16 +181,17 @@ class Scattered(NamedTuple):
     leaves: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
-def scattered(plan: Plan, frozen: frozenset[str], carry: loop.Carry) -> Scattered:
+def gathered(plan: Plan, frozen: frozenset[str], carry: loop.Carry) -> Gathered:
     """Returns what a record needs of split leaves; all processes call this together.
 
     Leaves of checkpoints are gathered one at a time, whole on every device meanwhile.
     """
     if plan.replayable:
-        return Scattered(digests.of_scattered(carry.params))
+        return Gathered(digests.of_scattered(carry.params))
     kept = _kept_leaves(carry, frozen).items()
-    gathered = {i: parallel.on_host(x) for i, x in kept if digests.scattered(x)}
-    return Scattered(leaves=gathered)
+    return Gathered(
+        leaves={i: parallel.on_host(x) for i, x in kept if digests.scattered(x)}
+    )
 
 
 def _text(fields: dict[str, Any]) -> bytes:
@@ -619,7 +620,7 @@ def check_recomputed(
     at: Resumed,
     first: int,
     carry: loop.Carry,
-    scattered: Scattered,
+    gathered: Gathered,
     known: dict[str, np.ndarray] | None,
 ) -> None:
     """Requires that steps from ``first`` on gave what is on record again, to the bit.
@@ -633,7 +634,7 @@ def check_recomputed(
     same = got.tobytes() == want.astype(got.dtype).tobytes()
     if same and known is not None:
         frozen = replaying.frozen_of(at.record.header)
-        kept = _kept_words(carry, frozen, scattered)
+        kept = _kept_words(carry, frozen, gathered)
         same = all(x.tobytes() == known[i].tobytes() for i, x in kept.items())
     if not same:
         raise ValueError(
@@ -689,11 +690,11 @@ def _kept_leaves(carry: loop.Carry, frozen: frozenset[str]) -> dict[str, jax.Arr
 
 
 def _kept_words(
-    carry: loop.Carry, frozen: frozenset[str], scattered: Scattered
+    carry: loop.Carry, frozen: frozenset[str], gathered: Gathered
 ) -> dict[str, np.ndarray]:
     """Returns the leaves of a checkpoint as NumPy arrays. Secret."""
     return {
-        i: scattered.leaves[i] if digests.scattered(x) else _words(x)
+        i: gathered.leaves[i] if digests.scattered(x) else _words(x)
         for i, x in _kept_leaves(carry, frozen).items()
     }
 

@@ -1,5 +1,6 @@
 """Devices and processes that share a batch: the bits of one device that does it all."""
 
+import functools
 import json
 import os
 import random
@@ -298,8 +299,7 @@ def test_kills(name: str, count: int, kills: int, tmp_path: Path) -> None:
     """
     folder, drawn = tmp_path / name, random.Random(1)
     plan = two_processes.VICTIMS[name]
-    last = 4 * plan.num_steps - 8
-    moments = sorted(drawn.sample(range(4, last), kills))
+    moments = sorted(drawn.sample(range(4, 4 * plan.num_steps - 8), kills))
     for kill, lines in enumerate([*moments, -1]):
         who = kill % count if lines > 0 else -1
         jobs = processes("victim", folder, who, lines, count=count)
@@ -310,6 +310,7 @@ def test_kills(name: str, count: int, kills: int, tmp_path: Path) -> None:
             else:
                 ends = [first, *(job.communicate(timeout=600) for job in jobs[1:])]
                 assert not any(job.returncode for job in jobs), ends
+                last = [json.loads(out.splitlines()[-1]) for out, _ in ends]
         finally:
             for job in jobs:
                 job.kill()
@@ -320,6 +321,11 @@ def test_kills(name: str, count: int, kills: int, tmp_path: Path) -> None:
     off = 0 if name == "whole" else 1e-3
     np.testing.assert_allclose(record.releases, one.info.releases, rtol=0, atol=off)
     assert record.charged == len(record.intents) == plan.num_steps
+    for end in last:
+        assert end == last[0]
+        for path, want in jax.tree_util.tree_leaves_with_path(one.params):
+            got = functools.reduce(lambda x, key: x[key.key], path, end)
+            np.testing.assert_allclose(np.float32(got), want, rtol=0, atol=off)
     if plan.replayable:
         optimizer = two_processes.ARGUMENTS["optimizer"]
         again = jaxdp.replay(folder, begin, optimizer=optimizer)

@@ -366,12 +366,13 @@ def main(folder: str) -> dict[str, Any]:
     }
 
 
-def victim(folder: str, who: str, lines: str) -> None:
+def victim(folder: str, who: str, lines: str) -> Any:
     """Begins or goes on with a run, which process ``who`` ends by SIGKILL.
 
     Process 0 after ``lines`` of its ledger, in the file or (an odd number) in ``secret/``
     alone; others where they are about to compute the next chunk. -1: nobody ends it. The
     run is that of the folder's name; all but "whole" have parameters that are split.
+    Returns the parameters at the end.
     """
     # Compiled once for all processes; the same program gives the same bits.
     name = pathlib.Path(folder).name
@@ -406,10 +407,11 @@ def victim(folder: str, who: str, lines: str) -> None:
 
     given = {"mesh": mesh, "callback": callback} | ARGUMENTS
     if (pathlib.Path(folder) / ledger.LEDGER).exists():
-        jaxdp.resume(folder, params, DATA, keep_noise_roots=True, **given)
+        found = jaxdp.resume(folder, params, DATA, keep_noise_roots=True, **given)
     else:
-        keys = jaxdp.Keys.insecure(1)
-        jaxdp.fit(VICTIMS[name], keys, params, DATA, ledger=folder, chunk=1, **given)
+        keys, plan = jaxdp.Keys.insecure(1), VICTIMS[name]
+        found = jaxdp.fit(plan, keys, params, DATA, ledger=folder, chunk=1, **given)
+    return jax.tree.map(lambda x: whole(x).tolist(), found.params)
 
 
 def ended(words: list[str]) -> list[Any]:
