@@ -333,10 +333,19 @@ def cells_of(
             raise ValueError(
                 f"path {str(path)!r} needs pyarrow: pip install 'jaxdp-optim[tables]'"
             ) from None
-        dataset = parquet.ParquetDataset(path)  # A file, or a folder of its parts.
-        names = dataset.schema.names
-        found = [name for name in names if read is None or name in read]
-        return _columns(names, dataset.read(columns=found), repr(str(path)), read)
+        try:
+            dataset = parquet.ParquetDataset(path)  # A file, or a folder of its parts.
+            names = dataset.schema.names
+            found = [name for name in names if read is None or name in read]
+            table = dataset.read(columns=found)
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # As of a part whose column has another type.
+            raise ValueError(
+                f"path {str(path)!r} cannot be read as Parquet files of one schema "
+                f"({type(error).__name__}){values.got(str(error))}"
+            ) from None
+        return _columns(names, table, repr(str(path)), read)
     rows = tables.read_rows(path, separator, header=header is True)
     names = list(header) if isinstance(header, tuple) else rows[0][1]
     if header is True:

@@ -456,3 +456,25 @@ def test_blank_records_of_a_file_without_a_header_stay(tmp_path: Path) -> None:
     for text in ("5\n6\n7\n", "\n6\n7\n", "\n\n\n"):
         (tmp_path / "table.csv").write_text(text)
         assert len(one.table(tmp_path / "table.csv", labelled=False).features) == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [([1.5], ["s3cret"]), ([1], [31337000000000]), ([1], [0.31337])],
+)
+def test_parts_of_other_types_are_refused_without_their_cells(
+    first: list[Any], second: list[Any], tmp_path: Path
+) -> None:
+    """Of a folder pyarrow casts all parts to the first one's types, and quotes a cell."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path = tmp_path / "parts.parquet"
+    path.mkdir()
+    narrow = pa.int32() if first == [1] else None
+    for i, column in enumerate((pa.array(first, narrow), pa.array(second))):
+        parquet.write_table(pa.table({"age": column}), path / f"{i}.parquet")
+    with pytest.raises(ValueError, match=r"Parquet files of one schema") as caught:
+        schemas.cells_of(path)
+    assert not any(word in str(caught.value) for word in ("s3cret", "31337"))
+    assert caught.value.__suppress_context__

@@ -284,6 +284,12 @@ def test_a_released_hessian_is_the_mean_of_clipped_ones() -> None:
     np.testing.assert_array_equal(got, np.asarray(got).T)
 
 
+def test_a_matrix_of_unknown_norm_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hessian, "operator_bound", lambda x: jnp.full(len(x), jnp.nan))
+    found = hessian.operator_clipped(jnp.ones((2, D, D)), 1.0)
+    assert not jnp.isfinite(found).any()  # A grid counts it as zero.
+
+
 def test_noise_of_a_released_hessian_is_isotropic() -> None:
     """Its Frobenius product with any matrix of norm 1 is a standard normal.
 
