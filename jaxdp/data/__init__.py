@@ -1,8 +1,8 @@
 """Data sets, files of users, bins and groups, and sources of what is not in memory."""
 
 from jaxdp.core import names as _names
+from jaxdp.core.array_source import ArraySource as ArraySource
 from jaxdp.core.source import Source as Source
-from jaxdp.data.sources import ArraySource as ArraySource
 from jaxdp.data.sources import ItemSource as ItemSource
 from jaxdp.data.sources import IteratorSource as IteratorSource
 from jaxdp.data.sources import ParquetSource as ParquetSource

@@ -1,103 +1,17 @@
-"""Sources of records that are not in memory: memory-mapped arrays, Parquet, readers."""
+"""Sources of records that are not in memory: indexed objects, Parquet files, iterators."""
 
-import functools
 import hashlib
 import itertools
-import math
-import mmap
 import os
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxdp.core import validate
+from jaxdp.core import array_source, validate
 from jaxdp.core.source import Source
-
-#: Bytes that are read at once where all records are, as for a digest.
-_AT_ONCE = 2**24
-#: Bytes of an array up to which its map may stay in memory: the fastest way to its rows.
-_SMALL = 2**28
-
-#: Where a file lies, and what a change of it changes.
-_Stamp = tuple[int, int, int, int]
-
-
-class ArraySource(Source):
-    """Rows of NumPy arrays, which may be memory-mapped files: those are never read whole.
-
-    Arrays of up to 256 MiB are read through their map, whose pages stay in the process's
-    memory until others need it. Of larger ones each row is read by a call of the system, as
-    a map would keep up to 2 MB for a row of a kilobyte. (Views with steps, and systems
-    without ``os.preadv``, are read through the map.)
-
-    Args:
-      arrays: pytree of NumPy arrays with one number of rows, such as
-        ``np.load("x.npy", mmap_mode="r")`` or ``np.memmap``. Do not change them in place:
-        of arrays without a file that is not seen. A file that another process changes
-        through a mapping of its own is seen once the system writes it back.
-
-    Raises:
-      TypeError: a leaf that is no NumPy array of numbers. ValueError: no array, no rows, or
-        arrays with other numbers of rows.
-
-    Example:
-      >>> import pathlib, tempfile
-      >>> import numpy as np
-      >>> import jaxdp
-      >>> path = pathlib.Path(tempfile.mkdtemp()) / "x.npy"
-      >>> np.save(path, np.arange(12.0).reshape(6, 2))
-      >>> source = jaxdp.data.ArraySource({"x": np.load(path, mmap_mode="r")})
-      >>> len(source), source.rows(np.array([4, 1]))["x"].tolist()
-      (6, [[8.0, 9.0], [2.0, 3.0]])
-    """
-
-    def __init__(self, arrays: Any):
-        named = jax.tree_util.tree_leaves_with_path(arrays)
-        wanted = "arrays must be NumPy arrays of numbers with one number of rows"
-        if not named:
-            raise ValueError(f"{wanted}, got no array")
-        for path, leaf in named:
-            place = f"arrays{jax.tree_util.keystr(path)}"
-            if not isinstance(leaf, np.ndarray):
-                raise TypeError(f"{wanted}, got a {type(leaf).__name__} at {place}")
-            if not validate.is_numeric(leaf):
-                name = validate.dtype_name(leaf.dtype)
-                raise TypeError(f"{wanted}, got dtype {name} at {place}")
-            if (
-                leaf.shape[:1] != named[0][1].shape[:1]
-                or not leaf.ndim
-                or not len(leaf)
-            ):
-                raise ValueError(f"{wanted}, got shape {leaf.shape} at {place}")
-        self._arrays, self._leaves = arrays, [leaf for _, leaf in named]
-        files = [_file(leaf) for leaf in self._leaves]
-        self._files = _stamps(file for file in files if file is not None)
-        self._read = [_reader(self, leaf) for leaf in self._leaves]
-
-    def __len__(self) -> int:
-        return len(self._leaves[0])
-
-    def rows(self, indices: np.ndarray) -> Any:
-        found = [read(indices) for read in self._read]
-        return jax.tree.structure(self._arrays).unflatten(found)
-
-    def digest(self) -> bytes:
-        state = hashlib.sha256()
-        named = jax.tree_util.tree_leaves_with_path(self._arrays)
-        for (path, leaf), read in zip(named, self._read, strict=True):
-            state.update(_head(path, leaf).encode())
-            step = max(1, _AT_ONCE * len(leaf) // max(1, leaf.nbytes))
-            for first in range(0, len(leaf), step):
-                here = np.arange(first, min(first + step, len(leaf)))
-                state.update(_octets(read(here)))
-        return state.digest()
-
-    def check(self) -> None:
-        _check_files(self._files)
 
 
 class ItemSource(Source):
@@ -144,7 +58,7 @@ class ItemSource(Source):
                 "items must have a length and give record i for items[i], got a "
                 f"{type(items).__name__}: IteratorSource is for what can be read once"
             )
-        self._items, self._files = items, _stamps(files)
+        self._items, self._files = items, array_source.stamps(files)
         # Zeros in the public shapes: of ``like``, or of item 0 once that was read.
         self._like: Any = None if like is None else jax.tree.map(_zeros, like)
 
@@ -159,8 +73,8 @@ class ItemSource(Source):
         state = hashlib.sha256(f"{len(self)}".encode())
         for i in range(len(self)):
             for path, array in jax.tree_util.tree_leaves_with_path(self._item(i)):
-                state.update(_head(path, array).encode())
-                state.update(_octets(array))
+                state.update(array_source.head(path, array).encode())
+                state.update(array_source.octets(array))
         return state.digest()
 
     def _item(self, i: int) -> Any:
@@ -171,7 +85,7 @@ class ItemSource(Source):
         return _record_like(self._like, self._items[i])
 
     def check(self) -> None:
-        _check_files(self._files)
+        array_source.check_files(self._files)
 
 
 class ParquetSource(Source):
@@ -214,7 +128,7 @@ class ParquetSource(Source):
         several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         if not several:
             raise ValueError("paths must be at least one file, got none")
-        self._files = _stamps(several)
+        self._files = array_source.stamps(several)
         opened = [parquet.ParquetFile(path) for path in several]
         schema = opened[0].schema_arrow
         self._columns = list(schema.names if columns is None else columns)
@@ -240,12 +154,12 @@ class ParquetSource(Source):
         for begin, end in itertools.pairwise(self._begins):
             found = self.rows(np.arange(begin, end))
             for path, leaf in jax.tree_util.tree_leaves_with_path(found):
-                state.update(_head(path, leaf).encode())
-                state.update(_octets(leaf))
+                state.update(array_source.head(path, leaf).encode())
+                state.update(array_source.octets(leaf))
         return state.digest()
 
     def check(self) -> None:
-        _check_files(self._files)
+        array_source.check_files(self._files)
 
     def _group(self, place: int, indices: np.ndarray) -> dict[str, np.ndarray]:
         file, group = self._groups[place]
@@ -521,88 +435,6 @@ def _gathered(indices: np.ndarray, begins: Sequence[int], read: Any) -> Any:
     return out
 
 
-def _root(leaf: np.ndarray) -> Any:
-    """Returns the array whose memory another one shows."""
-    root: Any = leaf
-    while isinstance(root.base, np.ndarray):
-        root = root.base
-    return root
-
-
-def _file(leaf: np.ndarray) -> Any:
-    """Returns the path of the file that an array is a map of, or a view of one."""
-    root = _root(leaf)
-    return root.filename if isinstance(root, np.memmap) else None
-
-
-def _reader(owner: Any, leaf: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns what reads rows of an array, from its file if it can; ``owner`` keeps it."""
-    root, path = _root(leaf), _file(leaf)
-    # What a map of mode "c" was changed to is in no file.
-    path = None if getattr(root, "mode", "") == "c" else path
-    mapped = leaf.flags.c_contiguous and isinstance(root.base, mmap.mmap)
-    small = leaf.nbytes <= _SMALL
-    if small or path is None or not mapped or not hasattr(os, "preadv"):
-        return lambda indices: np.asarray(leaf)[indices]
-    offset = root.offset + leaf.ctypes.data - root.ctypes.data
-    file = os.open(path, os.O_RDONLY)
-    weakref.finalize(owner, os.close, file)
-    return functools.partial(_read, file, offset, leaf.dtype, leaf.shape)
-
-
-def _read(
-    file: int, offset: int, dtype: np.dtype, shape: tuple[int, ...], indices: np.ndarray
-) -> np.ndarray:
-    """Reads rows from a file, those that follow each other by one call."""
-    if len(indices) and not 0 <= indices.min() <= indices.max() < shape[0]:
-        raise IndexError(f"indices must be from 0 to {shape[0] - 1}, got {indices}")
-    out = np.empty((len(indices), *shape[1:]), dtype)
-    size = math.prod(shape[1:]) * dtype.itemsize
-    octets = memoryview(_octets(out))
-    first = np.flatnonzero(np.diff(indices, prepend=-2) != 1)
-    begins = [*(first * size).tolist(), len(octets)]
-    places = (offset + indices[first].astype(np.int64) * size).tolist()
-    for (begin, end), at in zip(itertools.pairwise(begins), places, strict=True):
-        part = octets[begin:end]
-        while count := os.preadv(file, (part,), at):
-            if count == len(part):
-                break
-            part, at = part[count:], at + count
-        else:
-            raise ValueError(
-                f"data must not change under a run, but a file ends at byte {at}"
-            )
-    return out
-
-
-def _stamps(files: Iterable[str | os.PathLike[str]]) -> dict[str, _Stamp]:
-    paths = sorted({os.path.abspath(file) for file in files})
-    for path in paths:
-        if not os.path.isfile(path):
-            raise ValueError(f"data must be files that are there, got {path!r}")
-    return {path: _stamp(path) for path in paths}
-
-
-def _stamp(path: str) -> _Stamp:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _check_files(stamps: dict[str, _Stamp]) -> None:
-    for path, stamp in stamps.items():
-        try:
-            same = _stamp(path) == stamp
-        except OSError:
-            raise ValueError(
-                f"data must not change under a run, but {path!r} is gone"
-            ) from None
-        if not same:
-            raise ValueError(
-                f"data must not change under a run, but {path!r} is another file now, or "
-                "of another size or time"
-            )
-
-
 def _check_column(first: Any, schema: Any, name: str, path: Any) -> None:
     import pyarrow  # pyright: ignore[reportMissingImports]
 
@@ -627,11 +459,3 @@ def _check_column(first: Any, schema: Any, name: str, path: Any) -> None:
             f"columns must be of numbers, or of lists of one size, got {name!r} of {kind}: "
             "make integers of texts, labels and dates by a public table"
         )
-
-
-def _head(path: Any, leaf: np.ndarray) -> str:
-    return f"{jax.tree_util.keystr(path)}:{leaf.dtype}:{leaf.shape};"
-
-
-def _octets(array: np.ndarray) -> Any:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -72,9 +72,9 @@ def fit(
       params: initial parameters, a pytree; they must not depend on the data. For plans of
         vertices their weights, ``plan.uniform()``.
       data: the private records, a pytree of arrays with ``plan.num_examples`` rows, which
-        are brought to the device whole (memory-mapped ones too); or a
-        ``jaxdp.data.Source`` of so many records, of which each step reads its own: to the
-        same bits. A source is for samplers that draw a part of the records.
+        are brought to the device whole; or a ``jaxdp.data.Source`` of so many records, of
+        which each step reads its own: to the same bits. A source is for samplers that draw
+        a part of the records. Memory-mapped arrays of more than 64 MiB are a source there.
       value_fn: the loss of each record: ``value_fn(params, batch) -> losses (B,)``, not
         their mean, or a ``jaxdp.LazyLoss``. ``jaxdp.per_record`` lifts a loss of one
         record. For plans of games, convex problems over polytopes and synthetic data, what

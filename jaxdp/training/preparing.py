@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -28,8 +27,6 @@ from jaxdp.training import (
     streaming,
 )
 
-#: Bytes of a memory-mapped array beyond which reading it whole is worth a warning.
-_LARGE = 2**26
 #: One object, by which a compiled program is found again.
 _IDENTITY = optax.identity()
 
@@ -70,12 +67,13 @@ def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:
     A source becomes a ``streaming.Stream``, where the caller ``streams``. It waits for no
     other process.
     """
-    stream = None
-    if streams and isinstance(task.data, Source):
-        stream = streaming.opened(task.data, task.plan)
-    else:
-        batches.check_data(task.plan.run, task.data)
-        _warn_of_maps(task.data)
+    stream, data = None, task.data
+    if not (streams and isinstance(data, Source)):
+        batches.check_data(task.plan.run, data)
+    if streams:
+        data = streaming.of_maps(data, task.plan)
+        if isinstance(data, Source):
+            stream = streaming.opened(data, task.plan)
     parallel.check_algorithm(task.mesh, task.plan, task.params)
     parallel.check_signs(task.mesh, task.plan, task.params)
     validate.is_callable(value_fn=task.value_fn)
@@ -98,19 +96,6 @@ def checked(task: Task, callback: Any, *, streams: bool = True) -> Task:
         return jnp.array(batches.narrowed(array))
 
     return task._replace(optimizer=optimizer, data=jax.tree.map(own, task.data))
-
-
-def _warn_of_maps(data: Any) -> None:
-    """Warns of a large memory-mapped array that a source would not read whole."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(data):
-        if isinstance(leaf, np.memmap) and leaf.nbytes > _LARGE:
-            warnings.warn(
-                f"data{jax.tree_util.keystr(path)} is a memory-mapped array of "
-                f"{leaf.nbytes >> 20} MiB, and is read whole: give "
-                "jaxdp.data.ArraySource(data), of which each step reads its own records",
-                stacklevel=4,
-            )
-            return
 
 
 def on_mesh(task: Task) -> Task:

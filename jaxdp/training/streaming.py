@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Iterator
 from concurrent import futures
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from jax.sharding import Mesh
 from jaxdp import sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
+from jaxdp.core.array_source import ArraySource
 from jaxdp.core.source import Source
 from jaxdp.core.types import Phase
 from jaxdp.mechanism.plan import Plan
@@ -37,6 +39,8 @@ from jaxdp.training import loop, parallel
 _BLOCK = 2**24
 #: Blocks of a long run at least: nothing is computed while the first one is read.
 _BLOCKS = 16
+#: Bytes of a memory-mapped array beyond which steps read their own records of it.
+_LARGE = 2**26
 #: Records beyond which no draw may need a word for each of them, as large batches do.
 _MOST_WORDS = 2**24
 
@@ -59,6 +63,32 @@ class Stream:
         return found
 
 
+def of_maps(data: Any, plan: Plan) -> Any:
+    """Returns large memory-mapped arrays as a source, where steps read a part of them.
+
+    Warns of those that are read whole nevertheless.
+    """
+    leaves = jax.tree.leaves(data)
+    mapped = [
+        x.nbytes for x in leaves if isinstance(x, np.memmap) and x.nbytes > _LARGE
+    ]
+    if not mapped:
+        return data
+    said = (
+        f"data has a memory-mapped array of {max(mapped) >> 20} MiB, and is read whole"
+    )
+    if _reads_all(plan):
+        reason = f"{plan.family} with {plan.sampling!r} reads all records in a step"
+    elif _draws_many(plan):
+        reason = f"{plan.sampling!r} makes a number for each record in a step"
+    elif not all(isinstance(x, np.ndarray) for x in leaves):
+        reason = "not all of its leaves are NumPy arrays"
+    else:
+        return ArraySource(data)
+    warnings.warn(f"{said}: {reason}", stacklevel=5)
+    return data
+
+
 def opened(source: Source, plan: Plan) -> Stream:
     """Returns a checked source, before anything is compiled or spent.
 
@@ -74,16 +104,12 @@ def opened(source: Source, plan: Plan) -> Stream:
             f"data must have the plan's num_examples = {n} records, got a "
             f"{type(source).__name__} of {len(source)}"
         )
-    _, among = sampler.within_group(n)
-    for phase in plan.phases:
-        rows = sampler.of_phase(phase.name).rows(n)
-        drawn = sampler.amplifies and not samplers.few(rows, among)
-        if drawn and among > _MOST_WORDS:
-            raise ValueError(
-                f"plan.sampling must draw batches of less than a 32nd of {among} records "
-                f"for data that is not in memory, got {sampler!r}: it makes a number for "
-                "each"
-            )
+    if _draws_many(plan):
+        raise ValueError(
+            "plan.sampling must draw batches of less than a 32nd of "
+            f"{sampler.within_group(n)[1]} records for data that is not in memory, got "
+            f"{sampler!r}: it makes a number for each"
+        )
     source.check()
     try:
         found = source.example()
@@ -130,12 +156,25 @@ def check_recordable(data: Any) -> None:
         )
 
 
+def _reads_all(plan: Plan) -> bool:
+    """Whether a step reads all records."""
+    whole = (plan.sampling.of_phase(phase.name).whole for phase in plan.phases)
+    return plan.runs_algorithm or any(whole)
+
+
+def _draws_many(plan: Plan) -> bool:
+    """Whether a draw needs words for more records than :data:`_MOST_WORDS`."""
+    n, sampler = plan.num_examples, plan.sampling
+    _, among = sampler.within_group(n)
+    if not sampler.amplifies or among <= _MOST_WORDS:
+        return False
+    rows = (sampler.of_phase(phase.name).rows(n) for phase in plan.phases)
+    return not all(samplers.few(x, among) for x in rows)
+
+
 def _check_sampler(source: Source, plan: Plan) -> None:
     sampler = plan.sampling
-    whole = plan.runs_algorithm or any(
-        sampler.of_phase(phase.name).whole for phase in plan.phases
-    )
-    if whole:
+    if _reads_all(plan):
         raise TypeError(
             f"data must be arrays in memory for {plan.family} with {sampler!r}, whose "
             f"steps read all records, got a {type(source).__name__}: sample a part of them "

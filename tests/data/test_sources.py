@@ -11,7 +11,7 @@ import pytest
 
 import jaxdp
 from jaxdp import data, models
-from jaxdp.data import sources
+from jaxdp.core import array_source
 from jaxdp.sampling import batches
 from jaxdp.training import streaming
 
@@ -24,7 +24,7 @@ INDICES = np.array([11, 0, 5, 5, 7])
 @pytest.fixture(autouse=True)
 def files_are_read_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones too; tests of runs read those through their maps."""
-    monkeypatch.setattr(sources, "_SMALL", 0)
+    monkeypatch.setattr(array_source, "_SMALL", 0)
 
 
 def mapped(folder: Path) -> dict[str, np.ndarray]:
@@ -127,7 +127,7 @@ def test_views_of_files(view: Any, tmp_path: Path) -> None:
 def test_a_digest_is_of_every_record(tmp_path: Path, monkeypatch: Any) -> None:
     """Also in parts of two records; of dtypes, and of the order."""
     digests = {data.ArraySource({"x": X, "y": Y}).digest()}
-    monkeypatch.setattr(sources, "_AT_ONCE", 2 * X[0].nbytes)
+    monkeypatch.setattr(array_source, "_AT_ONCE", 2 * X[0].nbytes)
     whole = data.ArraySource({"x": X, "y": Y}).digest()
     assert digests == {whole}
     for i in range(N):
@@ -503,7 +503,7 @@ def test_a_map_that_was_changed_in_memory_is_read_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a view of a map is a file, which may not change."""
-    monkeypatch.setattr(sources, "_SMALL", 0)
+    monkeypatch.setattr(array_source, "_SMALL", 0)
     np.save(tmp_path / "x.npy", np.full((6, 2), 7.0))
     own = np.load(tmp_path / "x.npy", mmap_mode="c")
     source = data.ArraySource(own)

@@ -16,7 +16,7 @@ import jaxdp
 from jaxdp import Keys, plans, sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.data import ArraySource, IteratorSource
-from jaxdp.training import preparing, streaming
+from jaxdp.training import streaming
 
 N, D = 400, 3
 #: In float64, as files often are: JAX has them in float32.
@@ -61,24 +61,55 @@ def fit(plan: Any, data: Any, **options: Any) -> Any:
     return jaxdp.fit(plan, Keys.insecure(3), PARAMS, data, **(args | options))
 
 
-def test_a_large_map_without_a_source_warns(
-    source: ArraySource, monkeypatch: pytest.MonkeyPatch
+def test_steps_read_their_own_records_of_a_large_map(
+    source: ArraySource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """When arguments are checked, before anything is read; a source does not."""
-    plan, maps = make_plan(POISSON), source._arrays
-    monkeypatch.setattr(preparing, "_LARGE", DATA["x"].nbytes - 1)
-    wrong = {"microbatch_size": "few"}
-    said = r"data\['x'\] is a .*ArraySource\(data\)"
+    """Which ``resume`` finds again; a small one is read whole."""
+    plan, maps = make_plan(POISSON, num_steps=4), source._arrays
+    opened: list[Any] = []
+    original = streaming.opened
+
+    def spy(data: Any, plan: Any) -> Any:
+        opened.append(data)
+        return original(data, plan)
+
+    monkeypatch.setattr(streaming, "opened", spy)
+    whole = fit(plan, maps, ledger=tmp_path / "small")
+    assert not opened
+    monkeypatch.setattr(streaming, "_LARGE", DATA["x"].nbytes - 1)
+    again = fit(plan, maps, ledger=tmp_path / "large")
+    options: Any = {"value_fn": value_fn, "optimizer": SGD, "check_isolation": False}
+    ended = jaxdp.resume(tmp_path / "large", PARAMS, maps, **options)
+    assert [type(data) for data in opened] == [ArraySource] * 2
+    for result in (again, ended):
+        chex.assert_trees_all_equal(result.params, whole.params)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "changes", "said"),
+    [
+        (sampling.FullBatch(), {}, "reads all records in a step"),
+        (POISSON, {"y": jnp.asarray(DATA["y"])}, "not all .* are NumPy arrays"),
+        (sampling.TruncatedPoisson(sampling_prob=0.5), {}, "makes a number for each"),
+    ],
+    ids=["all", "JAX", "half"],
+)
+def test_a_large_map_that_is_read_whole_warns(
+    sampler: Any,
+    changes: Any,
+    said: str,
+    source: ArraySource,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When arguments are checked, before anything is read."""
+    plan, maps = make_plan(sampler), source._arrays | changes
+    monkeypatch.setattr(streaming, "_LARGE", DATA["x"].nbytes - 1)
+    monkeypatch.setattr(streaming, "_MOST_WORDS", N - ("number" in said))
     with (
-        pytest.warns(UserWarning, match=said),
+        pytest.warns(UserWarning, match=f"data has a memory-mapped array .*{said}"),
         pytest.raises(TypeError, match="microbatch_size must be"),
     ):
-        fit(plan, maps, **wrong)
-    with pytest.raises(TypeError, match="microbatch_size must be"):
-        fit(plan, source, **wrong)
-    monkeypatch.setattr(preparing, "_LARGE", DATA["x"].nbytes)
-    with pytest.raises(TypeError, match="microbatch_size must be"):
-        fit(plan, maps, **wrong)
+        fit(plan, maps, microbatch_size="few")
 
 
 @pytest.mark.parametrize(
