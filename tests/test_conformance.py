@@ -513,6 +513,17 @@ def test_a_plan_without_noise_is_refused(method: Method) -> None:
         method.make(bare, KEYS)
 
 
+@ALL
+def test_numbers_far_out_of_use_are_named(method: Method) -> None:
+    with pytest.raises(ValueError, match="epsilon must be at most"):
+        method.plan.calibrate(epsilon=1e300, delta=1e-5)
+    if not hasattr(method.plan, "with_noise"):
+        return
+    for noise in (1e-300, 1e-160, 1e300):
+        with pytest.raises(ValueError, match="noise_multiplier must be 0 or in"):
+            method.plan.with_noise(noise_multiplier=noise)
+
+
 @these(FITTED)
 def test_data_of_another_size_are_refused(method: Method) -> None:
     fewer = jax.tree.map(lambda x: x[:-1], method.data)

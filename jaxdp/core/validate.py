@@ -69,6 +69,27 @@ def non_negative(**values: Any) -> None:
             raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
 
 
+def noise_multiplier(value: Any, *, least: float = 1e-30) -> None:
+    """Requires 0, or a number from ``least`` to 1e30."""
+    non_negative(noise_multiplier=value)
+    if value != 0 and not least <= value <= 1e30:
+        raise ValueError(
+            f"noise_multiplier must be 0 or in [{least:g}, 1e30], got {value!r}"
+        )
+
+
+def real_array(**values: Any) -> np.ndarray:
+    """Returns one argument as float64; TypeError, which tells no number of it."""
+    ((name, value),) = values.items()
+    try:
+        # A warning of NumPy's would tell of a single private number.
+        with np.errstate(all="ignore"):
+            return np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be an array of numbers, got a {kind}") from None
+
+
 def probability(*, allow_one: bool = False, **values: Any) -> None:
     """Requires numbers in (0, 1), or (0, 1] with ``allow_one``."""
     allowed = "a number in (0, 1]" if allow_one else "a number in (0, 1)"

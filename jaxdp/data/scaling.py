@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxdp.core import validate
+
 Bounds = (
     tuple[float | Sequence[float], float | Sequence[float]]
     | Mapping[str, tuple[float, float]]
@@ -21,6 +23,9 @@ def scale_by_bounds(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
 
     Returns:
       float32, the shape of x, within [0, 1].
+
+    Raises:
+      TypeError: x holds what is no number; which one is not said.
     """
     return _shares(x, low, high).astype(np.float32)
 
@@ -36,10 +41,11 @@ def center_by_bounds(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
 
 def _shares(x: Any, low: Any, high: Any) -> np.ndarray:
     """Returns how far x is from low to high, float64 within [0, 1]."""
+    x = validate.real_array(x=x)
+    low, high = (np.asarray(end, np.float64) for end in (low, high))
     # A warning of NumPy's would tell of a single private number. Numbers are clipped before
     # they are scaled; bounds whose difference overflows leave NaN, which counts zero.
     with np.errstate(over="ignore", invalid="ignore"):
-        x, low, high = (np.asarray(a, np.float64) for a in (x, low, high))
         return (np.clip(x, low, high) - low) / (high - low)
 
 

@@ -25,6 +25,8 @@ from jaxdp.mechanism.laws import LAWS, Noise
 
 _SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
 _PLANS: dict[str, type["Plan"]] = {}
+#: Above it, nothing is left to protect and searches overflow.
+_MOST_EPSILON = 1e12
 #: Number of the format of plan files; texts without a number are of the first.
 FORMAT = 1
 
@@ -145,6 +147,10 @@ class Plan:
     def _check_budget(self, epsilon: float, delta: float) -> None:
         """Checks a budget; warns of one that makes no sense for the records."""
         validate.positive(epsilon=epsilon)
+        if epsilon > _MOST_EPSILON:
+            raise ValueError(
+                f"epsilon must be at most {_MOST_EPSILON:g}, got {epsilon!r}"
+            )
         self._check_delta(delta)
         accounting.warn_of_budget(epsilon, delta, self.num_examples, stacklevel=3)
 

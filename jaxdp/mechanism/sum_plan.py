@@ -117,13 +117,8 @@ class SumPlan(Plan):
         self._guarantee_of(1.0, self.num_steps)
         if self.noise_multiplier is None:
             return
-        validate.non_negative(noise_multiplier=self.noise_multiplier)
+        validate.noise_multiplier(self.noise_multiplier)
         if self.noise_multiplier > 0:
-            if self.noise_multiplier < 1e-30:
-                raise ValueError(
-                    "noise_multiplier must be 0 or at least 1e-30, got "
-                    f"{self.noise_multiplier}"
-                )
             if math.isinf(self.l2_clip_norm):
                 raise ValueError(
                     "l2_clip_norm must be finite when noise_multiplier > 0, got inf: "

@@ -156,8 +156,8 @@ def unit_rows(x: Rows) -> np.ndarray:
       >>> [round(length, 4) for length in (rows**2).sum(axis=1).tolist()]
       [1.0, 0.0]
     """
+    x = validate.real_array(x=x)
     with np.errstate(all="ignore"):  # A warning of NumPy's would tell of one record.
-        x = np.asarray(x, np.float64)
         length = np.linalg.norm(x, axis=1, keepdims=True)
         return (x / np.where(length == 0, 1, length) * (1 - 1e-7)).astype(np.float32)
 

@@ -32,7 +32,7 @@ _POSITIVE = (
     *("l2_clip_norm", "hessian_clip_norm", "hessian_lipschitz", "escape_radius"),
     "hessian_difference_rate",
 )
-_NON_NEGATIVE = ("escape_noise_std", "curvature_threshold", "noise_multiplier")
+_NON_NEGATIVE = ("escape_noise_std", "curvature_threshold")
 
 
 def _within(low: float, high: float, name: str, value: float) -> None:
@@ -200,6 +200,8 @@ class SOSP(Plan):
         self._check(validate.integer, "max_differences", at_least=0)
         self._check(validate.positive, *_POSITIVE)
         self._check(validate.non_negative, *_NON_NEGATIVE)
+        if self.noise_multiplier is not None:
+            validate.noise_multiplier(self.noise_multiplier)
         self._check(validate.probability, "delta")
         self._check_escapes()
         self._coerce()

@@ -1,6 +1,7 @@
 """Data sets: shapes, public scaling, determinism, and splits."""
 
 import dataclasses
+import traceback
 import types
 from typing import Any
 
@@ -220,6 +221,24 @@ def test_scale_by_bounds_clips():
     per_column = scale_by_bounds(x[:, :2], [-2, -1], [0, 1])
     np.testing.assert_array_equal(per_column, [[0.5, 0.5]])
     np.testing.assert_array_equal(center_by_bounds(x, 0.0, 4.0), [[-1, -1, 0, 1]])
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        lambda x: scale_by_bounds(x, 0.0, 1.0),
+        lambda x: center_by_bounds(x, 0.0, 1.0),
+        models.unit_rows,
+    ],
+    ids=["scale", "center", "unit"],
+)
+@pytest.mark.parametrize(
+    "x", [[[0.5, "her name"]], np.array([[1, "her name"]], object)]
+)
+def test_scaling_quotes_no_text(scale: Any, x: Any) -> None:
+    with pytest.raises(TypeError, match="x must be an array of numbers") as error:
+        scale(x)
+    assert "her name" not in "".join(traceback.format_exception(error.value))
 
 
 def test_fraction_is_not_rounded_up_by_floating_point():

@@ -114,11 +114,7 @@ class MWEM(Plan):
         self._coerce()
         if self.noise_multiplier is None:
             return
-        validate.non_negative(noise_multiplier=self.noise_multiplier)
-        if 0 < self.noise_multiplier < 1e-6:
-            raise ValueError(
-                f"noise_multiplier must be 0 or at least 1e-6, got {self.noise_multiplier}"
-            )
+        validate.noise_multiplier(self.noise_multiplier, least=1e-6)
         _ = self.grid  # Raises if counts and noise do not fit.
         accounting.self_check(self._guarantee)
 
