@@ -16,6 +16,7 @@ import jaxdp
 from jaxdp import Keys, accounting, plans, sampling
 from jaxdp.core import keys as keys_lib
 from jaxdp.sampling import batches as batches_lib
+from jaxdp.sampling import samplers
 
 N = 40
 DATA = (jnp.arange(N, dtype=jnp.float32), jnp.arange(N))
@@ -221,11 +222,57 @@ def test_what_few_rows_are_off_the_law_by_is_charged() -> None:
         assert missed >= 2e-18 > 1000 * off + noise
 
 
-def test_default_batch_size_leaves_four_deviations() -> None:
+def test_default_batches_have_room_for_six_deviations() -> None:
     sampler = sampling.TruncatedPoisson(sampling_prob=1 / 16)
-    assert sampler.rows(1024) == 96
+    assert sampler.rows(1024) == 64 + 6 * 8
+    assert dataclasses.replace(sampler, max_deviations=4).rows(1024) == 64 + 4 * 8
     assert sampler.expected_batch_size(1024) == 64
     assert sampling.TruncatedPoisson(sampling_prob=0.9).rows(10) == 10
+    with pytest.raises(ValueError, match="max_deviations"):
+        sampling.TruncatedPoisson(sampling_prob=0.5, max_deviations=0)
+
+
+def test_default_batches_cost_nothing_that_counts() -> None:
+    """Where noise is near the clip, too; four deviations cost much there."""
+
+    def spent(**rows: Any) -> float:
+        sampler = sampling.TruncatedPoisson(sampling_prob=256 / 60_000, **rows)
+        p = plans.DPGD(
+            num_examples=60_000,
+            num_steps=1000,
+            sampling=sampler,
+            relation="add_or_remove",
+            l2_clip_norm=1.0,
+            noise_multiplier=0.7,
+        )
+        return p.epsilon(delta=1e-5)
+
+    never = spent(max_batch_size=60_000)
+    assert never < spent() < 1.0002 * never
+    assert spent(max_deviations=4) > 1.3 * never
+
+
+@pytest.mark.parametrize(
+    ("sampler", "rows"),
+    [
+        (sampling.TruncatedPoisson(sampling_prob=1 / 16), 96),
+        (sampling.CyclicPoisson(num_groups=2, sampling_prob=1 / 8), 96),
+        (sampling.MultiPassRestarts(period=2, restart_sampling_prob=1 / 16), 96),
+        (sampling.TruncatedPoisson(sampling_prob=1 / 16, max_batch_size=70), 70),
+        (sampling.MultiPassRestarts(period=2), 1024),
+    ],
+    ids=str,
+)
+def test_texts_of_before_mean_four_deviations(sampler: Any, rows: int) -> None:
+    """And stay as they are, with those of samplers whose batches have another size."""
+    said = samplers.as_dict(sampler)
+    assert samplers.from_dict(said) == sampler
+    before = {name: x for name, x in said.items() if name != "max_deviations"}
+    found = samplers.from_dict(before)
+    assert samplers.as_dict(found) == before
+    batch, *_ = (phase.batch_size for phase in found.phases_of(1024))
+    assert batch == rows
+    assert (found == sampler) == (before == said) == (rows in (70, 1024))
 
 
 @pytest.mark.parametrize("q", [0, 1, -0.1, math.nan, 2])

@@ -125,7 +125,7 @@ def truncated_poisson_gaussian(
       sampling_prob: in (0, 1).
       num_examples: n >= 1, the size of the data set; public.
       max_batch_size: >= 1; what truncation costs is in ``docs/guides/pitfalls.md``,
-        "Small Poisson batches".
+        "Truncated batches".
       relation: one of :data:`RELATIONS`.
 
     Raises:

@@ -7,7 +7,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Self, get_args
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import optax
@@ -22,8 +22,8 @@ from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.mechanism.design import Design, coerce, noise_cost
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.laws import LAWS, Noise
+from jaxdp.sampling import samplers
 
-_SAMPLERS = {kind.__name__: kind for kind in get_args(sampling.AnySampler)}
 _PLANS: dict[str, type["Plan"]] = {}
 #: Above it, nothing is left to protect and searches overflow.
 _MOST_EPSILON = 1e12
@@ -577,7 +577,7 @@ class Plan:
                 continue
             value: Any = getattr(self, field.name)
             if field.name == "sampling":
-                value = {"sampler": type(value).__name__, **dataclasses.asdict(value)}
+                value = samplers.as_dict(value)
             elif field.name in self.nested and value is not None:
                 design = isinstance(value, Design)
                 value = value.as_dict() if design else dataclasses.asdict(value)
@@ -721,8 +721,7 @@ def from_json(text: str) -> Plan:
             )
         kind = _PLANS[fields.pop("plan")]
         if "sampling" in fields:
-            chosen = fields["sampling"]
-            fields["sampling"] = _SAMPLERS[chosen.pop("sampler")](**chosen)
+            fields["sampling"] = samplers.from_dict(fields["sampling"])
         fields = {name: _read(value) for name, value in fields.items()}
         for name, make in kind.nested.items():
             if fields.get(name) is not None:

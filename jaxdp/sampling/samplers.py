@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,14 @@ from jaxdp.kernels import subset, threefry
 
 #: Index of a step, shape=(); may be traced.
 Step = int | jax.Array
+#: Metadata of a field: what it is in texts of plans that were written before there was one.
+_BEFORE = "before"
 #: A step's record indices (B,), None for all in order; and the mask (B,).
 Drawn = tuple[jax.Array | None, jax.Array]
+
+
+def _deviations() -> Any:
+    return dataclasses.field(default=6.0, metadata={_BEFORE: 4.0})
 
 
 class Sampler:
@@ -45,7 +51,7 @@ class Sampler:
         Example:
           >>> import jaxdp
           >>> jaxdp.sampling.TruncatedPoisson(sampling_prob=0.1).rows(1000)
-          144
+          160
           >>> jaxdp.sampling.FixedSize(32).rows(1000)
           32
         """
@@ -90,8 +96,8 @@ class Sampler:
         Example:
           >>> import jaxdp
           >>> sampler = jaxdp.sampling.CyclicPoisson(num_groups=10, sampling_prob=0.5)
-          >>> sampler.within_group(1000)
-          (TruncatedPoisson(sampling_prob=0.5, max_batch_size=None), 100)
+          >>> sampler.within_group(1000)[1]
+          100
           >>> jaxdp.sampling.FixedSize(32).within_group(1000)
           (FixedSize(batch_size=32), 1000)
         """
@@ -181,22 +187,27 @@ class TruncatedPoisson(Sampler):
 
     Attributes:
       sampling_prob: probability in [2**-32, 1) that a record joins a step.
-      max_batch_size: rows of a batch; None takes ``q n + 4 sqrt(q n)``, rounded up to a
-        multiple of 8. Truncation asks for more noise, which counts where q n is small:
-        ``docs/guides/pitfalls.md``, "Small Poisson batches". The number of records never
-        truncates: plain Poisson sampling, at the cost of full batches.
+      max_batch_size: rows of a batch; None takes ``q n + max_deviations sqrt(q n)``,
+        rounded up to a multiple of 8. The number of records never truncates: plain Poisson
+        sampling, at the cost of full batches.
+      max_deviations: standard deviations of a sample's size that fit above its mean; None
+        where ``max_batch_size`` says how many rows there are. With 6, truncation costs
+        nothing that counts. With 4, batches have fewer rows and ask for more noise where q
+        n is small or the noise near the clip: ``docs/guides/pitfalls.md``, "Truncated
+        batches".
 
     Example:
       >>> import jaxdp
       >>> sampler = jaxdp.sampling.TruncatedPoisson(sampling_prob=0.1)
       >>> sampler.expected_batch_size(1000), sampler.rows(1000)
-      (100.0, 144)
+      (100.0, 160)
     """
 
     amplifies: ClassVar[bool] = True
 
     sampling_prob: float
     max_batch_size: int | None = None
+    max_deviations: float | None = _deviations()
 
     def __post_init__(self) -> None:
         _settle(self, float, "sampling_prob")
@@ -205,14 +216,19 @@ class TruncatedPoisson(Sampler):
                 "sampling_prob must be at least 2**-32, with which a word of 32 bits draws "
                 f"a record, got {self.sampling_prob!r}"
             )
-        if self.max_batch_size is not None:
+        if self.max_batch_size is None:
+            _settle_deviations(self)
+        else:
             _settle(self, int, "max_batch_size")
+            object.__setattr__(self, "max_deviations", None)
 
     def rows(self, num_examples: int) -> int:
         if self.max_batch_size is not None:
             return min(self.max_batch_size, num_examples)
+        assert self.max_deviations is not None
         mean = self.expected_batch_size(num_examples)
-        return min(num_examples, 8 * math.ceil((mean + 4 * math.sqrt(mean)) / 8))
+        size = mean + self.max_deviations * math.sqrt(mean)
+        return min(num_examples, 8 * math.ceil(size / 8))
 
     def expected_batch_size(self, num_examples: int) -> float:
         return self.sampling_prob * num_examples
@@ -408,17 +424,19 @@ class MultiPassRestarts(_Restarts):
       restart_sampling_prob: probability in (0, 1) that a record joins the first step of a
         period; None for all records.
       sampling_prob: the same of its other steps.
+      max_deviations: of both samples; None where neither is one.
 
     Example:
       >>> import jaxdp
       >>> sampler = jaxdp.sampling.MultiPassRestarts(period=4, sampling_prob=0.1)
       >>> [(phase.name, phase.batch_size) for phase in sampler.phases_of(1000)]
-      [('restart', 1000), ('difference', 144)]
+      [('restart', 1000), ('difference', 160)]
     """
 
     period: int
     restart_sampling_prob: float | None = None
     sampling_prob: float | None = None
+    max_deviations: float | None = _deviations()
 
     def __post_init__(self) -> None:
         _settle(self, int, "period")
@@ -430,6 +448,10 @@ class MultiPassRestarts(_Restarts):
                 "sampling_prob must be None with period=1, where every step is a restart, "
                 f"got {self.sampling_prob!r}"
             )
+        if self.amplifies:
+            _settle_deviations(self)
+        else:
+            object.__setattr__(self, "max_deviations", None)
 
     @property
     def amplifies(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -437,7 +459,9 @@ class MultiPassRestarts(_Restarts):
 
     def of_phase(self, name: str) -> FullBatch | TruncatedPoisson:
         q = self.restart_sampling_prob if name == "restart" else self.sampling_prob
-        return FullBatch() if q is None else TruncatedPoisson(sampling_prob=q)
+        if q is None:
+            return FullBatch()
+        return TruncatedPoisson(sampling_prob=q, max_deviations=self.max_deviations)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -521,12 +545,13 @@ class CyclicPoisson(Sampler):
       num_groups: b; steps from one that can read a record to the next.
       sampling_prob: probability in (0, 1) that a record of the group joins the step.
       max_batch_size: rows of a batch; None as in :class:`TruncatedPoisson`.
+      max_deviations: likewise.
 
     Example:
       >>> import jaxdp
       >>> sampler = jaxdp.sampling.CyclicPoisson(num_groups=10, sampling_prob=0.5)
       >>> sampler.expected_batch_size(1000), sampler.rows(1000)
-      (50.0, 80)
+      (50.0, 96)
       >>> index, mask = sampler.draw(jaxdp.Keys.insecure(0).sampling, 13, 1000)
       >>> set((index % 10).tolist())
       {3}
@@ -541,18 +566,21 @@ class CyclicPoisson(Sampler):
     num_groups: int
     sampling_prob: float
     max_batch_size: int | None = None
+    max_deviations: float | None = _deviations()
 
     def __post_init__(self) -> None:
         _settle(self, int, "num_groups")
         of_a_group = self.of_a_group
-        object.__setattr__(self, "sampling_prob", of_a_group.sampling_prob)
-        object.__setattr__(self, "max_batch_size", of_a_group.max_batch_size)
+        for field in dataclasses.fields(of_a_group):
+            object.__setattr__(self, field.name, getattr(of_a_group, field.name))
 
     @property
     def of_a_group(self) -> TruncatedPoisson:
         """Sampler of the records of one group."""
         return TruncatedPoisson(
-            sampling_prob=self.sampling_prob, max_batch_size=self.max_batch_size
+            sampling_prob=self.sampling_prob,
+            max_batch_size=self.max_batch_size,
+            max_deviations=self.max_deviations,
         )
 
     def group_size(self, num_examples: int) -> int:
@@ -683,6 +711,7 @@ AnySampler = (
     | AdaptiveCursor
     | External
 )
+_KINDS = {kind.__name__: kind for kind in get_args(AnySampler)}
 
 
 def _settle(sampler: Sampler, kind: type[int] | type[float], *names: str) -> None:
@@ -691,6 +720,12 @@ def _settle(sampler: Sampler, kind: type[int] | type[float], *names: str) -> Non
     for name in names:
         check(**{name: getattr(sampler, name)})
         object.__setattr__(sampler, name, kind(getattr(sampler, name)))
+
+
+def _settle_deviations(sampler: Any) -> None:
+    """Checks ``max_deviations``, and makes it a float."""
+    validate.positive(max_deviations=sampler.max_deviations)
+    object.__setattr__(sampler, "max_deviations", float(sampler.max_deviations))
 
 
 def _at_most(batch_size: int, num_examples: int) -> int:
@@ -707,3 +742,28 @@ def few(rows: int, num_examples: int) -> bool:
     Below either number a word for each costs less, and an old run keeps its batches.
     """
     return num_examples > 2**17 and 32 * rows < num_examples
+
+
+def as_dict(sampler: Sampler) -> dict[str, Any]:
+    """Returns name and fields of a sampler, for JSON.
+
+    Those of which texts of before say as much are left out, so that such texts stay.
+    """
+    said: dict[str, Any] = {"sampler": type(sampler).__name__}
+    for field in dataclasses.fields(sampler):  # pyright: ignore[reportArgumentType]
+        value = getattr(sampler, field.name)
+        if _BEFORE not in field.metadata or value not in (
+            None,
+            field.metadata[_BEFORE],
+        ):
+            said[field.name] = value
+    return said
+
+
+def from_dict(said: dict[str, Any]) -> Sampler:
+    """Returns the sampler of which :func:`as_dict` made a dictionary."""
+    kind = _KINDS[said["sampler"]]
+    fields: dict[str, Any] = {x.name: x.metadata for x in dataclasses.fields(kind)}
+    before = {n: x[_BEFORE] for n, x in fields.items() if _BEFORE in x}
+    given = {name: value for name, value in said.items() if name != "sampler"}
+    return kind(**before | given)

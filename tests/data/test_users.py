@@ -1,5 +1,6 @@
 """Users as the unit of privacy: grouping, their loss, and how far one moves a sum."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,8 @@ from jaxdp.saddle import oracles
 from jaxdp.saddle.algorithms import players
 from jaxdp.sampling import batches
 from jaxdp.sosp import state as states
+
+ROOT = Path(__file__).parents[2]
 
 
 def reference(data: np.ndarray, users: list[Any], m: int, every: list[Any]) -> Any:
@@ -314,6 +317,45 @@ def test_no_owner_has_two_of_the_chosen_records() -> None:
             jaxdp.by_user(np.zeros((2, 1)), several, records_per_user=1)
     with pytest.raises(TypeError, match="for each record, at 1 too"):
         users_lib.one_per_owner([("ann",), "ann"])
+
+
+@pytest.mark.parametrize("relation", ["zero_out", "add_or_remove", "replace_one"])
+@pytest.mark.parametrize("g", [1, 5])
+def test_an_owner_of_copies_moves_what_the_guide_pays_for(
+    relation: Any, g: int
+) -> None:
+    """Each of g co-owners has a record of their own besides, which is alone without it."""
+    own = [(-1.0, (j,)) for j in range(1, g + 1)]
+    shared = [(100.0, (0, j)) for j in range(1, g + 1)]
+    blank = [(-1.0, (0,))] if relation == "replace_one" else []
+    plan = plans.DPGD(
+        num_examples=g + 1,
+        num_steps=1,
+        sampling=sampling.FullBatch(),
+        relation=relation,
+        l2_clip_norm=1.0,
+        noise_multiplier=0.0,
+    )
+    loss: Any = jaxdp.per_user(lambda w, x: x @ w)
+    sums = []
+    for records in (shared + own, own + blank):
+        copies = [(x, owner) for x, owners in records for owner in owners]
+        x, owners = zip(*copies, strict=True)
+        data = np.asarray(x, np.float32)[:, None]
+        grouped = jaxdp.by_user(
+            data, owners, records_per_user=2 * g, user_ids=range(g + 1)
+        )
+        tx = jaxdp.dpgd(plan, jaxdp.Keys.insecure(0))
+        params = jnp.zeros(1)
+        state = tx.init(params)
+        mean, _ = tx.update(None, state, params, value_fn=loss, batch=grouped)
+        sums.append(float(mean[0]) * plan.normalizer)
+    moved = abs(sums[0] - sums[1]) / plan.sensitivity
+    assert moved <= (2 * g + 1) * 1.000001  # The sums are read in float32.
+    if relation != "replace_one":
+        assert moved == pytest.approx(2 * g + 1)
+    guide = (ROOT / "docs/guides/users_and_budgets.md").read_text()
+    assert "noise_multiplier=(2 * g + 1) * plan.noise_multiplier" in guide
 
 
 def test_a_display_has_shapes_alone() -> None:
