@@ -158,7 +158,8 @@ class Data:
 
     dataset: str = opt(
         p.DATASET,
-        "digits, digits_4x4, breast_cancer, wine, diabetes, quadratic_*, a .csv or .npz.",
+        "digits, digits_4x4, breast_cancer, wine, diabetes, quadratic_*, a .csv or .npz; "
+        "with --schema also a .tsv or .parquet.",
         default="digits",
     )
     test_fraction: Num = opt(
