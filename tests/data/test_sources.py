@@ -284,11 +284,11 @@ def test_parquet_lists_of_any_size_are_to_be_cast(make: str, tmp_path: Path) -> 
     texts = pa.array([["secret"], ["b"]], kind(pa.string()))
     pq.write_table(pa.table({"x": column, "t": texts}), path)
     with pytest.raises(
-        TypeError, match="'x' of .*: cast it to a fixed_size_list"
+        TypeError, match=r"'x' of .*: cast it to a fixed_size_list"
     ) as of:
         data.ParquetSource(path, columns=["x"])
     assert "41" not in str(of.value)
-    with pytest.raises(TypeError, match="'t' of .*: make integers of texts") as of:
+    with pytest.raises(TypeError, match=r"'t' of .*: make integers of texts") as of:
         data.ParquetSource(path, columns=["t"])
     assert "secret" not in str(of.value)
     pq.write_table(pa.table({"x": column.cast(pa.list_(pa.float64(), 2))}), path)
