@@ -533,6 +533,7 @@ def test_resumed_run_ends_as_if_undisturbed(
     assert run("replay", out, "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["compared"] == "identical to params.npz, to the bit"
+    assert shown["identical"] is True
     assert (shown["steps"], shown["num_steps"]) == (40, 40)
     check_params(out / "replayed.npz", want)
     # The ledger and the initial parameters are all that it takes.
@@ -540,9 +541,39 @@ def test_resumed_run_ends_as_if_undisturbed(
     alone.mkdir()
     for name in ("ledger.jsonl", "initial.npz"):
         (alone / name).write_bytes((out / name).read_bytes())
-    assert run("replay", alone / "ledger.jsonl") == 0
-    assert "there is no params.npz" in capsys.readouterr().out
+    assert run("replay", alone / "ledger.jsonl", "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["identical"], shown["compared"]) == (None, "there is no params.npz")
     check_params(alone / "replayed.npz", want)
+
+
+def test_replay_that_gives_other_parameters_fails(
+    killed: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, want = shutil.copytree(killed[0].parent / "whole", tmp_path / "run"), killed[1]
+    file, name = out / "params.npz", next(iter(want))
+    np.savez(file, **want | {name: want[name] + 1})
+    assert run("replay", out, "--json") == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["identical"], shown["compared"]) == (
+        False,
+        "up to 1 away from params.npz",
+    )
+    check_params(out / "replayed.npz", want)
+    # Elsewhere replays are equal up to rounding: it says so.
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "__version__", "0.0.1")
+        assert run("replay", out) == 1
+    assert "with jax 0.0.1" in capsys.readouterr().out
+    np.savez(file, **{name: want[name]})
+    assert run("replay", out) == 1
+    file.unlink()
+    assert run("replay", out) == 0
+    # A run that diverged is replayed as it was.
+    lost = jax.tree.map(lambda x: np.full_like(x, np.nan), want)
+    np.savez(file, **lost)
+    monkeypatch.setattr("jaxdp.cli.replay.polyak_output", lambda _: lost)
+    assert run("replay", out) == 0
 
 
 def test_a_finished_run_without_its_report_is_resumed(tmp_path: Path) -> None:

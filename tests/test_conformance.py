@@ -514,6 +514,19 @@ def test_a_plan_without_noise_is_refused(method: Method) -> None:
 
 
 @ALL
+def test_a_plan_states_no_epsilon_of_steps_that_it_has_not(method: Method) -> None:
+    """A loop that goes on releases nothing, and spends no more than the plan."""
+    plan: Any = dataclasses.replace(method.plan, delta=method.plan.delta or 1e-5)
+    last = plan.num_steps
+    assert plan.spent(last) == pytest.approx(plan.epsilon(), rel=1e-6)
+    assert plan.spent(1) <= (1 + 1e-6) * plan.spent(last)
+    part = f"num_steps must be an integer >= 1 and <= {last}, got"
+    for wrong in (0, last + 1):
+        with pytest.raises(ValueError, match=part):
+            plan.spent(wrong)
+
+
+@ALL
 def test_numbers_far_out_of_use_are_named(method: Method) -> None:
     with pytest.raises(ValueError, match="epsilon must be at most"):
         method.plan.calibrate(epsilon=1e300, delta=1e-5)

@@ -225,6 +225,32 @@ def test_near_errors_are_decided_by_passes() -> None:
     assert planner._ranked([dear, game("b", 0.11, 3)], "error", 1.02)[0][0] is dear
 
 
+def test_what_to_take_of_a_game_s_run_is_said() -> None:
+    """Of descent the mean: the last points turn around the solution, far from it."""
+    plan = plans.DPGD(
+        num_examples=4000,
+        num_steps=128,
+        sampling=sampling.FullBatch(),
+        relation="replace_one",
+        l2_clip_norm=4.0,
+    ).calibrate(**BUDGET)
+    turning = jaxdp.descent_ascent(0.1, 0.1)
+    shared: Any = {"num_passes": 9, "noise": 0.1, "error": 0.1, "half_width": 0.01}
+    shared |= {"proven": "nothing", "points": lambda x: x, "start": (UNIFORM, UNIFORM)}
+    one = planner.PlannedGame("DP-SGDA", plan, turning, 0.1, **shared)
+    other = planner.PlannedGame("Saddle", plan, None, None, **shared)
+    for best, said in ((one, "are its last points"), (other, "may be weights")):
+        text = repr(planner.Recommendation((best,), "One."))
+        assert f"take found.best.output(result): result.params {said}" in text
+        assert max(map(len, text.splitlines())) <= 100
+    start = (jnp.eye(DIM)[0], jnp.eye(DIM)[1])
+    rows = jax.tree.map(lambda leaf: leaf[np.arange(4000) % 64], PUBLIC)
+    how: Any = {"value_fn": PROBLEM, "optimizer": turning}
+    result = jaxdp.fit(plan, jaxdp.Keys.insecure(0), start, rows, **how)
+    gap = of_game().error
+    assert float(gap(*one.output(result))) < 0.5 * float(gap(*result.params))
+
+
 @pytest.mark.parametrize(
     ("problem", "params", "changes", "said"),
     [

@@ -115,9 +115,9 @@ def _overview() -> str:
         f"Differentially private optimisation in JAX.\n\n{_listed(about)}\n\n"
         "jaxdp COMMAND --help lists a command's options; --config FILE.toml reads them\n"
         "from a file, whose keys are their names.\n\n"
-        "Exit code 0: done. 1: an audit failed, or a bug. 2: a wrong argument or file.\n"
-        "75: stopped by SIGTERM or SIGUSR1, the same command with --resume auto goes on.\n"
-        "130: interrupted. 141: nobody reads the output."
+        "Exit code 0: done. 1: an audit failed, a replay differs, or a bug. 2: a wrong\n"
+        "argument or file. 75: stopped by SIGTERM or SIGUSR1, the same command with\n"
+        "--resume auto goes on. 130: interrupted. 141: nobody reads the output."
     )
 
 

@@ -158,7 +158,8 @@ class Data:
 
     dataset: str = opt(
         p.DATASET,
-        "digits, digits_4x4, breast_cancer, wine, diabetes, quadratic_*, a .csv or .npz.",
+        "digits, digits_4x4, breast_cancer, wine, diabetes, quadratic_*, a .csv or .npz; "
+        "with --schema also a .tsv or .parquet.",
         default="digits",
     )
     test_fraction: Num = opt(
@@ -632,7 +633,11 @@ class Calibrate(_Sums):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Rebuild a run's parameters from its ledger, without data."""
+    """Rebuild a run's parameters from its ledger, without data.
+
+    Exit code 1 if the run's own are there and not the same to the bit. They may differ by
+    rounding on another kind of device or with another version of JAX.
+    """
 
     folder: pathlib.Path = opt(
         _RUN,

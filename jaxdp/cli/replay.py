@@ -32,8 +32,11 @@ class _Kind(NamedTuple):
     load: Callable[[pathlib.Path], Any]
 
 
-def run(command: options.Replay) -> None:
-    """Rebuilds a run's parameters, writes them, and compares them with the run's own."""
+def run(command: options.Replay) -> int:
+    """Rebuilds a run's parameters, writes them, and compares them with the run's own.
+
+    Returns 1 where the run's own are there and are others.
+    """
     folder = command.folder
     ledger = record.read(folder, "FOLDER")
     recipe = record.recipe_of(ledger)
@@ -50,7 +53,9 @@ def run(command: options.Replay) -> None:
     params = replayed.params
     if recipe is not None and recipe.average:
         params = polyak_output(replayed.info.state)
-    compared = _compared(kind, home / kind.written, params)
+    identical, compared = _compared(kind, home / kind.written, params)
+    if identical is False:
+        compared += _elsewhere(ledger.header)
     try:
         kind.save(kind.out, params)
     except OSError as error:
@@ -64,13 +69,16 @@ def run(command: options.Replay) -> None:
         "bytes_of_parameters": sum(
             np.asarray(x).nbytes for x in jax.tree.leaves(params)
         ),
+        "identical": identical,
         "compared": compared,
         "written": str(kind.out),
     }
     if command.json:
         print(json.dumps(answer))
-        return
-    show({name.replace("_", " "): value for name, value in answer.items()})
+    else:
+        del answer["identical"]  # What was compared says it in words.
+        show({name.replace("_", " "): value for name, value in answer.items()})
+    return 1 if identical is False else 0
 
 
 def _trained(
@@ -131,17 +139,31 @@ def _check_new(out: pathlib.Path, usual: pathlib.Path, wrote: pathlib.Path) -> N
         raise UsageError(f"--out must be {what} or '{usual}', got '{out}'")
 
 
-def _compared(kind: _Kind, path: pathlib.Path, params: Any) -> str:
-    """Describes the difference between the rebuilt parameters and the run's own."""
+def _compared(kind: _Kind, path: pathlib.Path, params: Any) -> tuple[bool | None, str]:
+    """Compares the rebuilt parameters with the run's own; None where these are absent."""
     name = kind.written
     if not path.exists():
-        return f"there is no {name}"
+        return None, f"there is no {name}"
     try:
         wrote = jax.tree.leaves(kind.load(path))
         pairs = list(zip(jax.tree.leaves(params), wrote, strict=True))
     except (OSError, ValueError):
-        return f"{name} holds other parameters"
-    if all(np.array_equal(a, b) for a, b in pairs):
-        return f"identical to {name}, to the bit"
+        return False, f"{name} holds other parameters"
+    # A run that diverged has NaN.
+    if all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
+        return True, f"identical to {name}, to the bit"
     far = max(float(np.max(np.abs(np.asarray(a) - np.asarray(b)))) for a, b in pairs)
-    return f"up to {far:.3g} away from {name}"
+    return False, f"up to {far:.3g} away from {name}"
+
+
+def _elsewhere(header: dict[str, Any]) -> str:
+    """Says where the run was, if bits may differ by that: replays are equal up to rounding.
+
+    Empty for the same kind of device and version of JAX.
+    """
+    was = header["device"], header["versions"]["jax"]
+    here = jax.devices()[0].device_kind, jax.__version__
+    if was == here:
+        return ""
+    ran, this = (f"on {device} with jax {version}" for device, version in (was, here))
+    return f"; the run was {ran}, this is {this}"

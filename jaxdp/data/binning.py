@@ -281,9 +281,11 @@ def read_rows(path: str | pathlib.Path, names: Sequence[str]) -> list[list[str]]
       One list of texts for each row, in the order of ``names``.
 
     Raises:
-      ValueError: no such file, no such columns, or a row of another length.
+      ValueError: no such file, a Parquet file, no such columns, or a row of another length.
     """
     path = pathlib.Path(path)
+    if path.suffix.lower() == ".parquet":
+        raise ValueError(f"path must be a CSV file, got {str(path)!r}: write it as one")
     header, body = tables.read_cells(path)
     for name in names:
         if header.count(name) != 1:

@@ -450,12 +450,16 @@ def _check_column(first: Any, schema: Any, name: str, path: Any) -> None:
             f"paths must have one type in column {name!r}, got {kind} in {str(path)!r} and "
             f"{first.field(name).type} in the first"
         )
-    inner = kind.value_type if pyarrow.types.is_fixed_size_list(kind) else kind
-    types = pyarrow.types
-    if not (
-        types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner)
-    ):
-        raise TypeError(
-            f"columns must be of numbers, or of lists of one size, got {name!r} of {kind}: "
-            "make integers of texts, labels and dates by a public table"
-        )
+    types, inner = pyarrow.types, getattr(kind, "value_type", kind)  # Of a list.
+    numbers = (types.is_integer, types.is_floating, types.is_boolean)
+    of_numbers = any(holds(inner) for holds in numbers)
+    of_any_size = types.is_list(kind) or types.is_large_list(kind)
+    if of_numbers and (inner is kind or types.is_fixed_size_list(kind)):
+        return
+    advice = "make integers of texts, labels and dates by a public table"
+    if of_numbers and of_any_size:
+        advice = "cast it to a fixed_size_list, the type of lists of one size"
+    raise TypeError(
+        f"columns must be of numbers, or of lists of one size, got {name!r} of {kind}: "
+        f"{advice}"
+    )

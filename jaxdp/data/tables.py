@@ -45,7 +45,10 @@ def read(path: str | pathlib.Path, label: str | None) -> Table:
     """
     path = pathlib.Path(path)
     if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"path must end in {' or '.join(SUFFIXES)}, got {str(path)!r}")
+        raise ValueError(
+            f"path must end in {' or '.join(SUFFIXES)}, or with a schema in .tsv or "
+            f".parquet, got {str(path)!r}"
+        )
     if not path.is_file():
         raise ValueError(f"path must be an existing file, got {str(path)!r}")
     return (_read_csv if path.suffix.lower() == ".csv" else _read_npz)(path, label)

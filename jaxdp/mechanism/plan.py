@@ -211,6 +211,10 @@ class Plan:
           releases has spent the epsilon of the whole plan, which is what
           :func:`jaxdp.report` states.
 
+        Raises:
+          ValueError: no steps, or more than the plan has: a run has no others, and a loop
+            that goes on releases nothing. A longer run has another plan.
+
         Example:
           >>> import jaxdp
           >>> plan = jaxdp.plans.DPZero(
@@ -220,6 +224,11 @@ class Plan:
           >>> bool(plan.spent(500) < plan.spent(1000)), float(round(plan.spent(1000), 2))
           (True, 2.0)
         """
+        validate.integer(at_most=self.num_steps, num_steps=num_steps)
+        return self._spent(num_steps)
+
+    def _spent(self, num_steps: int) -> accounting.Epsilon:
+        """Returns the epsilon of the first steps, whose number was checked."""
         raise NotImplementedError
 
     # Designs.

@@ -257,7 +257,7 @@ class SumPlan(Plan):
     def _guarantee(self) -> accounting.Guarantee:
         return self.sums.guarantee
 
-    def spent(self, num_steps: int) -> accounting.Epsilon:
+    def _spent(self, num_steps: int) -> accounting.Epsilon:
         # With the noise of the whole run, where a shorter one would have less.
         noise = validate.has_noise(self.noise_multiplier)
         guarantee, delta = self._guarantee_of(noise, num_steps), self.delta

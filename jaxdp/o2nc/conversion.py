@@ -79,7 +79,7 @@ def o2nc(
 
     Raises:
       TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: a plan of another family;
-        ``update`` without params.
+        ``update`` without params, or without gradients.
 
     Example:
       >>> import jax.numpy as jnp
@@ -134,6 +134,11 @@ def o2nc(
         del extra_args
         if params is None:
             raise ValueError("params must be passed to update: they are averaged")
+        if updates is None:
+            raise ValueError(
+                "updates must be gradients: o2nc makes none, got None; the transformation "
+                "is optax.chain(jaxdp.private_oracle(plan, keys), jaxdp.o2nc(plan, keys))"
+            )
         gradient = _floating(updates, params)
         active = state.count < numbers.num_steps
         window, at = jnp.divmod(state.count, np.int32(queries))

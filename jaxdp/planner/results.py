@@ -116,6 +116,14 @@ class PlannedGame:
         return self.points(result.params)
 
     @property
+    def use(self) -> str:
+        """What to take of a run, in words: not its params."""
+        what = "are its last points, whose error is larger"
+        if self.optimizer is None:
+            what = "may be weights of vertices"
+        return f"In Python take found.best.output(result): result.params {what}."
+
+    @property
     def columns(self) -> dict[str, str]:
         """Cells of a table, by the names of its columns."""
         sizes = {"K": "num_draws", "U": "vertex_budget"}
@@ -253,5 +261,6 @@ class Recommendation:
             f"{one.name}: proven: {one.proven}; measured: {one.measured}."
             for one in self.candidates
         ]
-        said = filter(None, [self.reason, *said, self.note, self.public])
+        use = getattr(self.best, "use", "")
+        said = filter(None, [self.reason, *said, use, self.note, self.public])
         return display.Table(title, rows, head, "\n".join(said))

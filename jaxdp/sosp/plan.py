@@ -582,7 +582,7 @@ class SOSP(Plan):
     def returned(self, state: Any, params: Any) -> Any:
         return state.best.point
 
-    def spent(self, num_steps: int) -> accounting.Epsilon:
+    def _spent(self, num_steps: int) -> accounting.Epsilon:
         return dataclasses.replace(self, num_steps=num_steps).epsilon()
 
     def contributions(

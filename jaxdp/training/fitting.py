@@ -717,6 +717,11 @@ def _check_stop(stop: Any, ledger: Any, mesh: Mesh | None) -> None:
         return
     if not callable(stop):
         raise TypeError(f"stop must be callable or None, got {stop!r}")
+    if isinstance(stop, contextlib.ContextDecorator):  # Called, it decorates.
+        raise TypeError(
+            "stop must be what the block of a context manager gets, as in `with "
+            f"jaxdp.stop_on_signal() as stop:`, got the manager {stop!r}"
+        )
     if ledger is None and parallel.writes(mesh):
         raise ValueError(
             "stop must be for a run with a ledger, by which it goes on, got ledger=None"

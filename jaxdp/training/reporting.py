@@ -108,9 +108,11 @@ def report(plan: Plan, state: Any, *, delta: float | None = None) -> Report:
         state = state[0]
     horizon = getattr(state, "horizon", None)
     if horizon is None:
+        maker = "algorithm" if plan.runs_algorithm else "transform"
         raise ValueError(
-            f"state must be the state of {plan.family}, or of a chain that starts with "
-            f"it; got {type(state).__name__}"
+            f"state must be the state of {plan.family}'s releases, as plan.{maker}(keys) "
+            "makes it, or of a chain that starts with it; got "
+            f"{type(state).__name__}, which counts none"
         )
     want = [int(plan.digest[i : i + 8], 16) for i in (0, 8)]
     if np.asarray(horizon.digest).tolist() != want:

@@ -238,3 +238,5 @@ def test_rows_of_a_table(tmp_path: Path) -> None:
         read_rows(path, ["b"])
     with pytest.raises(ValueError, match="path must be an existing file"):
         read_rows(tmp_path / "none.csv", ["b"])
+    with pytest.raises(ValueError, match=r"a CSV file, got .*b\.parquet'"):
+        read_rows(tmp_path / "b.parquet", ["b"])

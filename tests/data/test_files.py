@@ -407,6 +407,8 @@ def test_paths_refused(write, tmp_path):
         models.load_file(tmp_path / "no.csv", label="y")
     with pytest.raises(ValueError, match=r"path must end in \.csv or \.npz"):
         models.load_file(write(CSV, "data.xlsx"), label="ill")
+    with pytest.raises(ValueError, match=r"with a schema in \.tsv or \.parquet, got"):
+        models.load_file(write(CSV, "data.parquet"), label="ill")
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00\x81,\n")
     with pytest.raises(ValueError, match="no UTF-8 CSV file"):
         models.load_file(tmp_path / "bytes.csv", label="ill")

@@ -273,6 +273,29 @@ def test_parquet_names_what_is_no_number(tmp_path: Path) -> None:
         data.ParquetSource([paths[0], tmp_path / "other.parquet"], columns=["x"])
 
 
+@pytest.mark.parametrize("make", ["list_", "large_list"])
+def test_parquet_lists_of_any_size_are_to_be_cast(make: str, tmp_path: Path) -> None:
+    """What is advised works; of lists of texts it is not advised."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet as pq
+
+    kind, path = getattr(pa, make), tmp_path / "lists.parquet"
+    column = pa.array([[41.5, 2.0], [3.0, 4.0]], kind(pa.float64()))
+    texts = pa.array([["secret"], ["b"]], kind(pa.string()))
+    pq.write_table(pa.table({"x": column, "t": texts}), path)
+    with pytest.raises(
+        TypeError, match=r"'x' of .*: cast it to a fixed_size_list"
+    ) as of:
+        data.ParquetSource(path, columns=["x"])
+    assert "41" not in str(of.value)
+    with pytest.raises(TypeError, match=r"'t' of .*: make integers of texts") as of:
+        data.ParquetSource(path, columns=["t"])
+    assert "secret" not in str(of.value)
+    pq.write_table(pa.table({"x": column.cast(pa.list_(pa.float64(), 2))}), path)
+    rows = data.ParquetSource(path).rows(np.arange(2))
+    np.testing.assert_array_equal(rows["x"], [[41.5, 2.0], [3.0, 4.0]])
+
+
 def test_parquet_has_nothing_where_a_record_lacks_a_number(tmp_path: Path) -> None:
     """In all columns and in their dtypes; other records keep every digit."""
     import pyarrow as pa

@@ -387,5 +387,15 @@ def test_wrong_arguments_are_named() -> None:
     tx = jaxdp.o2nc(make(), KEYS)
     with pytest.raises(ValueError, match="params must be passed"):
         tx.update(jnp.ones(2), tx.init(jnp.ones(2)))
+    none: Any = None
+    with pytest.raises(ValueError, match=r"got None; .*chain\(jaxdp\.private_oracle"):
+        tx.update(none, tx.init(jnp.ones(2)), jnp.ones(2))
+    # A run without its oracle has released nothing that could be reported.
+    state = optax.chain(tx).init(jnp.ones(2))
+    part = (
+        r"releases, as plan\.transform\(keys\) makes it, .*O2NCState, which counts none"
+    )
+    with pytest.raises(ValueError, match=part):
+        jaxdp.report(make(), state)
     bare = dataclasses.replace(make(), noise_multiplier=None)
     jaxdp.o2nc(bare, KEYS)  # Of the conversion alone, no noise is asked.

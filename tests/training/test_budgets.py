@@ -461,6 +461,27 @@ def test_runs_reserve_before_they_begin(tmp_path: Path) -> None:
         jaxdp.fit(plan, jaxdp.Keys.insecure(0), w, data, budget=3.0, **task)
 
 
+def test_a_stop_that_was_not_entered_spends_nothing(tmp_path: Path) -> None:
+    """A context manager made of a generator can be called: then it decorates."""
+    budget, plan = made(tmp_path / "budget"), plan_of(1.4)
+    task: Any = {"value_fn": loss, "optimizer": optax.sgd(0.1), "budget": budget}
+    w, data, folder = jnp.zeros(2), jnp.ones((8, 2)), tmp_path / "run"
+    keys, wrong = jaxdp.Keys.from_entropy(), jaxdp.stop_on_signal()
+    part = "stop must be .* `with jaxdp.stop_on_signal\\(\\) as stop:`, got the manager"
+    with pytest.raises(TypeError, match=part):
+        jaxdp.fit(plan, keys, w, data, ledger=folder, stop=wrong, **task)
+    assert not budget.reservations and not folder.exists()
+    with pytest.raises(jaxdp.Stopped):  # Its keys were not spent.
+        jaxdp.fit(plan, keys, w, data, ledger=folder, stop=lambda: True, **task)
+    before = (folder / "ledger.jsonl").read_bytes()
+    with pytest.raises(TypeError, match=part):
+        jaxdp.resume(folder, w, data, stop=wrong, new_attempt=True, **task)
+    assert len(budget.reservations) == 1
+    assert (folder / "ledger.jsonl").read_bytes() == before
+    with jaxdp.stop_on_signal() as stop:
+        jaxdp.resume(folder, w, data, stop=stop, **task)
+
+
 class Killed(BaseException):
     pass
 

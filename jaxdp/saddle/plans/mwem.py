@@ -258,7 +258,7 @@ class MWEM(Plan):
         noise = validate.has_noise(self.noise_multiplier)
         return self._guarantee_of(noise, self.num_steps)
 
-    def spent(self, num_steps: int) -> accounting.Epsilon:
+    def _spent(self, num_steps: int) -> accounting.Epsilon:
         noise, delta = validate.has_noise(self.noise_multiplier), self.delta
         assert delta is not None
         return accounting.epsilon(*self._guarantee_of(noise, num_steps), delta)

@@ -382,7 +382,7 @@ class VertexSamplingPlan(Plan):
         points = [np.full((size,), 1 / size, np.float32) for size in sizes]
         return tuple(points) if len(points) > 1 else points[0]
 
-    def spent(self, num_steps: int) -> accounting.Epsilon:
+    def _spent(self, num_steps: int) -> accounting.Epsilon:
         if not self.draws_each_step:
             return self.epsilon()
         plan: Any = self  # Every subclass is a dataclass.
