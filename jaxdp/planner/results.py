@@ -117,7 +117,7 @@ class PlannedGame:
 
     @property
     def use(self) -> str:
-        """What to take of a run, in words: not its params."""
+        """Advice on what to take of a run: not its params."""
         what = "are its last points, whose error is larger"
         if self.optimizer is None:
             what = "may be weights of vertices"
