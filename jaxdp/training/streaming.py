@@ -157,13 +157,13 @@ def check_recordable(data: Any) -> None:
 
 
 def _reads_all(plan: Plan) -> bool:
-    """Whether a step reads all records."""
+    """Returns True if a step reads all records."""
     whole = (plan.sampling.of_phase(phase.name).whole for phase in plan.phases)
     return plan.runs_algorithm or any(whole)
 
 
 def _draws_many(plan: Plan) -> bool:
-    """Whether a draw needs words for more records than :data:`_MOST_WORDS`."""
+    """Returns True if a draw needs words for more than :data:`_MOST_WORDS` records."""
     n, sampler = plan.num_examples, plan.sampling
     _, among = sampler.within_group(n)
     if not sampler.amplifies or among <= _MOST_WORDS:

@@ -332,7 +332,7 @@ def test_long_plans_are_shortened_at_the_same_epsilon() -> None:
         ({"sizes": (4, 1, 3)}, "sizes must be"),
         ({"attributes": ((0, 3),)}, "attributes must be"),
         ({"selection_share": 1.0}, "selection_share must be"),
-        ({"noise_multiplier": 1e-9}, "noise_multiplier must be 0 or at least"),
+        ({"noise_multiplier": 1e-9}, "noise_multiplier must be 0 or in"),
         ({"num_examples": 2**23}, "num_examples must be"),
         ({"sizes": (2,) * 30}, "sizes must have a product of at most"),
         ({"relation": "other"}, "relation must be"),
