@@ -388,7 +388,8 @@ def _list(record: Record, field: str, i: int, at_least: int = 0) -> list[str]:
         )
     if len(value) < at_least:
         raise ValueError(
-            f"{values.place_of(record, i)}: {field} must have a text, got []"
+            f"{values.place_of(record, i)}: {field} must have a text"
+            + values.got(value)
         )
     return value
 

@@ -683,6 +683,26 @@ def test_labels() -> None:
     assert blank.tolist() == [-1, -1]
 
 
+def test_labels_that_pandas_made_floats() -> None:
+    """Of a column with a missing label; as JSON numbers, and as cells."""
+    made: Any = [1.0, 0.0, -0.0, "1.0", "0.0 ", 1, "1"]
+    want = [1, 0, 0, 1, 0, 1, 1]
+    records = [{"label": x} for x in made]
+    for private in (False, True):
+        found = text.labels(records, "label", [0, 1], private=private)
+        assert found.tolist() == want
+    named = text.labels(records[:2], "label", ["0.0", "1.0", "1", "0"])
+    assert named.tolist() == [1, 0]  # What a class is called comes first.
+    none = [0.5, 1e300, float("nan"), float("inf"), "1.5", "1.", ".0", "1.0.0", "x.0"]
+    none += ["9" * 5000 + ".0", None]
+    wrong = [{"label": x} for x in none]
+    found = text.labels(wrong, "label", [0, 1, "x"], private=True)
+    assert found.tolist() == [-1] * len(none)
+    for record in wrong:
+        with pytest.raises(ValueError, match="record 1: label must be"):
+            text.labels([record], "label", [0, 1, "x"])
+
+
 # What messages say of private records.
 
 
