@@ -1,5 +1,6 @@
 """``jaxdp finetune`` on chats and pairs: runs, resumed runs, and refusals in one line."""
 
+import dataclasses
 import json
 import random
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from jaxdp import plans, training
 from jaxdp.cli import finetune_prepare, language, options
+from jaxdp.cli.parsing import UsageError
 from jaxdp.models.language import (
     DecoderConfig,
     LanguageModel,
@@ -278,6 +280,29 @@ LINES = {
 
 
 @pytest.mark.parametrize("name", LINES)
+def test_what_is_wrong_with_private_records_counts_zero(
+    name: str, home: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """A run begins with them as with any others; they have nothing that could count."""
+    wrong, task, _ = LINES[name]
+    path = tmp_path / "train.jsonl"
+    good = (home / "train.jsonl").read_text().splitlines(keepends=True)
+    path.write_text(good[0] + json.dumps(wrong) + "\n" + "".join(good[1:]))
+    given: Any = {"task": task.split()[0], "num_steps": 2, "learning_rate": 1e-3}
+    given |= {"l2_clip_norm": 9.0} | ({"truncate": "right"} if name == "long" else {})
+    said = dataclasses.replace(command(home, **given), train=str(path))
+    span = finetune_prepare.prepare(said).train["span"]
+    assert [row.any() for row in span] == [True, False] + [True] * 7
+    assert capsys.readouterr() == ("", "")
+    path.write_text(2 * (json.dumps(wrong) + "\n"))
+    with pytest.raises(UsageError, match=r"^--train: ") as error:
+        finetune_prepare.prepare(said)
+    line = str(error.value)
+    assert "no record has a field" in line or "one record or more must have" in line
+    assert "\n" not in line and "line 2" not in line
+
+
+@pytest.mark.parametrize("name", LINES)
 def test_wrong_records_are_named_before_anything_is_spent(
     name: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -289,11 +314,11 @@ def test_wrong_records_are_named_before_anything_is_spent(
     path = tmp_path / "wrong.jsonl"
     good = (home / "train.jsonl").read_text().splitlines(keepends=True)
     path.write_text(good[0] + json.dumps(wrong) + "\n")
-    said = (*files(home)[:2], "--train", path, *files(home)[4:], *NUMBERS)
+    said = (*files(home)[:4], "--eval", path, *NUMBERS)
     words = ("--task", *task.split(), "--out", tmp_path / "out")
     assert run("finetune", *said, *words) == 2
     line = capsys.readouterr().err
-    assert line.startswith("jaxdp: --train: ") and line.count("\n") == 1
+    assert line.startswith("jaxdp: --eval: ") and line.count("\n") == 1
     assert part in line and "line 2" in line
     assert not (tmp_path / "out").exists()
 

@@ -417,9 +417,7 @@ def _task(
 
 def _read(command: options.Finetune, name: str) -> list[Record]:
     with usage(command, flag(name)):
-        more = [command.choices_field, command.answer_field]
-        if name != "train":  # A private record without a label is of no class.
-            more.append(command.label_field)
+        more = [command.choices_field, command.answer_field, command.label_field]
         fields = ["messages"] if command.task == "instruction" else ["prompt"]
         if command.template is not None:
             fields = text.template_fields(command.template)
@@ -431,7 +429,16 @@ def _read(command: options.Finetune, name: str) -> list[Record]:
         if command.task == "preference":
             more = ["chosen", "rejected"]
         fields += [field for field in more if field is not None]
-        return text.read_records(getattr(command, name), fields)
+        path = getattr(command, name)
+        if name != "train":
+            return text.read_records(path, fields)
+        records = text.read_records(path)  # One without a field counts zero.
+        for field in fields:
+            if not any(field in record for record in records):
+                raise ValueError(
+                    f"{path}: no record has a field {field!r}{values.only(records[0])}"
+                )
+        return records
 
 
 def _encoded(
@@ -441,24 +448,28 @@ def _encoded(
     *,
     private: bool = False,
 ) -> Batch:
-    """Encodes records for a task, all in one shape."""
+    """Encodes records for a task, all in one shape.
+
+    A private record that cannot be encoded counts zero, and is not named.
+    """
     about = "--train" if private else "--eval"
     form: dict[str, Any] = {
         "max_length": command.max_length,
         "template": command.template,
         "truncate": command.truncate,
+        "private": private,
     }
     with usage(command, about):
         if command.task in ("instruction", "preference"):
             form["span_length"] = command.span_length
         if command.task == "instruction":
             del form["template"]
-            return chats.encode_instruction(tokenizer, records, **form)
+            return _counting(chats.encode_instruction(tokenizer, records, **form))
         if command.task == "preference":
-            return chats.encode_preference(tokenizer, records, **form)
+            return _counting(chats.encode_preference(tokenizer, records, **form), True)
         if command.task == "generation":
             form |= {"answer": command.answer_field, "span_length": command.span_length}
-            return text.encode_generation(tokenizer, records, **form)
+            return _counting(text.encode_generation(tokenizer, records, **form))
         label = text.labels(
             records, command.label_field, command.labels, private=private
         )
@@ -469,7 +480,6 @@ def _encoded(
                 choices=command.choices_field or command.label_words,
                 num_choices=command.num_choices,
                 span_length=command.span_length,
-                private=private,
                 **form,
             )
             there = batch["valid"][np.arange(len(label)), label]
@@ -478,6 +488,7 @@ def _encoded(
             _check_right_choice(command, records, there, label)
             return batch | {"label": label}
         batch = text.encode_classification(tokenizer, records, **form)
+        label = np.where(batch.pop("valid", True), label, -1).astype(np.int32)
     if command.task == "prompt" and "position" not in batch:
         raise UsageError(
             "--template must have {mask} where the label word is to stand, got "
@@ -486,6 +497,19 @@ def _encoded(
     if command.task == "head":
         batch.pop("position", None)
     return batch | {"label": label}
+
+
+def _counting(batch: Batch, pairs: bool = False) -> Batch:
+    """Returns records of texts, of which one or more must have an answer that counts."""
+    tokens = batch["tokens"]
+    counts = batch["span"].any() and not (
+        pairs and (tokens[:, 0] == tokens[:, 1]).all()
+    )
+    if not counts:
+        raise ValueError(
+            "one record or more must have an answer that the task can learn from, got none"
+        )
+    return batch
 
 
 def _check_right_choice(

@@ -3,6 +3,7 @@
 import csv
 import json
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -136,6 +137,9 @@ def labels(
 ) -> np.ndarray:
     """Returns the class of each record, int32 (n,): the index of its text in ``classes``.
 
+    A whole number is that of a class with and without a decimal point: one missing label
+    makes pandas write all others of its column as ``1.0``.
+
     Args:
       records: as read.
       field: name of the label.
@@ -155,16 +159,26 @@ def labels(
         if private:
             value = record.get(field)
             known = isinstance(value, str | int | float)
-            out[i] = index.get(str(value).strip(), -1) if known else -1
+            out[i] = _class(value, index) if known else -1
             continue
         value = text_of(record, field, i).strip()
-        if value not in index:
+        out[i] = _class(record[field], index)
+        if out[i] < 0:
             raise ValueError(
                 f"{values.place_of(record, i)}: {field} must be one of "
                 f"{', '.join(index)}" + values.got(value)
             )
-        out[i] = index[value]
     return out
+
+
+def _class(value: str | int | float, index: Mapping[str, int]) -> int:
+    """Returns a label's class, or -1; of its own record alone."""
+    name = str(value).strip()
+    if isinstance(value, float) and value.is_integer():
+        whole = str(int(value))
+    else:  # A cell of text.
+        whole = re.sub(r"^([+-]?[0-9]+)\.0+$", r"\1", name)
+    return index.get(name, index.get(whole, -1))
 
 
 def text_of(record: Record, field: str, i: int) -> str:

@@ -1,5 +1,6 @@
 """Rows of tokens of one fixed length, and the checks of what they are made by."""
 
+import contextlib
 from typing import Any, Literal
 
 import numpy as np
@@ -39,6 +40,15 @@ def empty(
     tokens = np.full(shape, tokenizer.config.padding, np.int32)
     batch = {"tokens": tokens, "mask": np.zeros(shape, bool)}
     return batch | ({"span": np.zeros(shape, bool)} if span else {})
+
+
+def kept_back(private: bool) -> contextlib.AbstractContextManager[None]:
+    """Leaves out what ``with`` does for a private record that is refused there.
+
+    Its row stays empty: nothing of it counts, and it does not decide whether a run begins.
+    """
+    # Whatever it raises: packages of tokenizers and templates raise what they like.
+    return contextlib.suppress(*[Exception] if private else [])
 
 
 def put(batch: Batch, index: Any, tokens: list[int], span: int | None = None) -> None:

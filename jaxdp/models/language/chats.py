@@ -20,7 +20,7 @@ from jaxdp.data import values
 from jaxdp.models.language import text
 from jaxdp.models.language._chat_templates import Chat, Message
 from jaxdp.models.language._records import Record, text_of
-from jaxdp.models.language._rows import Batch, Side, check, empty, put
+from jaxdp.models.language._rows import Batch, Side, check, empty, kept_back, put
 from jaxdp.models.language._tokenizers import Tokenizer
 
 _ASSISTANT = "assistant"
@@ -33,6 +33,7 @@ def encode_instruction(
     max_length: int,
     span_length: int,
     truncate: Side = "left",
+    private: bool = False,
 ) -> Batch:
     """Encodes conversations for the task ``instruction``.
 
@@ -49,6 +50,9 @@ def encode_instruction(
         ``truncate="right"`` the first ones.
       truncate: the side on which a conversation that is too long loses tokens. On the left
         they are the oldest ones, with the system's message.
+      private: records that are refused below are padding alone instead, without a span:
+        their loss is 0 whatever the parameters are, and one person's may not decide
+        whether a run begins.
 
     Returns:
       ``tokens`` int32 (n, L), ``mask`` bool (n, L), and ``span`` bool (n, L) over the
@@ -85,23 +89,23 @@ def encode_instruction(
     _check(tokenizer, max_length, span_length, truncate)
     batch = empty((len(records),), max_length, tokenizer, span=True)
     for i, record in enumerate(records):
-        tokens, answers = _encoded(
-            tokenizer, _messages(record, "messages", i), i, record
-        )
-        left = truncate == "left"
-        cut = slice(-max_length, None) if left else slice(max_length)
-        count, tokens, answers = len(tokens), tokens[cut], answers[cut]
-        answers[0] = False  # There is nothing that it would be likely after.
-        there = np.flatnonzero(answers)
-        if len(there) == 0:
-            raise ValueError(
-                f"{values.place_of(record, i)}: no token of an answer is left within "
-                f"max_length = {max_length} tokens, cut on the {truncate}"
-                + values.got(count)
-            )
-        put(batch, i, tokens)
-        kept = there[-span_length:] if left else there[:span_length]
-        batch["span"][i, kept] = True
+        with kept_back(private):
+            messages = _messages(record, "messages", i)
+            tokens, answers = _encoded(tokenizer, messages, i, record)
+            left = truncate == "left"
+            cut = slice(-max_length, None) if left else slice(max_length)
+            count, tokens, answers = len(tokens), tokens[cut], answers[cut]
+            answers[:1] = False  # There is nothing that it would be likely after.
+            there = np.flatnonzero(answers)
+            if len(there) == 0:
+                raise ValueError(
+                    f"{values.place_of(record, i)}: no token of an answer is left within "
+                    f"max_length = {max_length} tokens, cut on the {truncate}"
+                    + values.got(count)
+                )
+            put(batch, i, tokens)
+            kept = there[-span_length:] if left else there[:span_length]
+            batch["span"][i, kept] = True
     return batch
 
 
@@ -186,6 +190,7 @@ def encode_preference(
     span_length: int,
     template: str | None = None,
     truncate: Side = "left",
+    private: bool = False,
 ) -> Batch:
     """Encodes pairs of texts for the task ``preference``: the chosen one, the rejected one.
 
@@ -201,6 +206,9 @@ def encode_preference(
         token follows each text; None for the tokenizer's chat template.
       truncate: the side on which a prompt, or with a template a field, that is too long
         loses tokens.
+      private: pairs that are refused below are padding alone instead, without a span: as
+        of equal texts, their loss is a constant, and one person's may not decide whether a
+        run begins.
 
     Returns:
       ``tokens`` int32 (n, 2, L), ``mask`` bool (n, 2, L), and ``span`` bool (n, 2, L) over
@@ -208,7 +216,8 @@ def encode_preference(
 
     Raises:
       ValueError: an encoder, no chat template, or a record by its number: without a field,
-        with messages that the template refuses; or pairs of equal texts alone.
+        with messages that the template refuses; or pairs of equal texts alone, if they are
+        public.
 
     Example:
       >>> import tokenizers
@@ -225,17 +234,22 @@ def encode_preference(
       [[[2, 6, 4, 2, 1], [2, 6, 5, 2, 1]]]
     """
     if template is None:
-        batch = _pairs(tokenizer, records, max_length, span_length, truncate)
+        batch = _pairs(tokenizer, records, max_length, span_length, truncate, private)
     else:
         form: Any = {"max_length": max_length, "span_length": span_length}
-        form |= {"template": template, "truncate": truncate}
+        form |= {"template": template, "truncate": truncate, "private": private}
         one, other = (
             text.encode_generation(tokenizer, records, answer=name, **form)
             for name in ("chosen", "rejected")
         )
         batch = {name: np.stack([x, other[name]], axis=1) for name, x in one.items()}
+        if private:  # Half a pair is none.
+            there = batch["mask"].any(axis=2).all(axis=1)
+            nothing = empty(batch["tokens"].shape[:2], max_length, tokenizer, span=True)
+            for name, rows in nothing.items():
+                batch[name][~there] = rows[~there]
     # The loss of a pair of equal texts is a constant: one record of many is not refused.
-    if np.all(batch["tokens"][:, 0] == batch["tokens"][:, 1]):
+    if not private and np.all(batch["tokens"][:, 0] == batch["tokens"][:, 1]):
         raise ValueError(
             f"chosen and rejected must differ within span_length = {span_length} tokens, "
             "got pairs of equal texts alone"
@@ -249,6 +263,7 @@ def _pairs(
     max_length: int,
     span_length: int,
     truncate: Side,
+    private: bool,
 ) -> Batch:
     """Encodes pairs by the chat template."""
     _check(tokenizer, max_length, span_length, truncate)
@@ -260,29 +275,38 @@ def _pairs(
         )
     batch = empty((len(records), 2), max_length, tokenizer, span=True)
     for i, record in enumerate(records):
-        prompt = _said(record, "prompt", "user", i)
-        for k, field in enumerate(("chosen", "rejected")):
-            answer = _said(record, field, _ASSISTANT, i)
-            if answer[: len(prompt)] == prompt:
-                answer = answer[len(prompt) :]
-            if not answer or answer[-1]["role"] != _ASSISTANT:
-                raise ValueError(
-                    f"{values.place_of(record, i)}: the last of {field} must be the "
-                    "assistant's" + values.got(record[field])
-                )
-            tokens, said = _encoded(
-                tokenizer, [*prompt, *answer], i, record, first=len(prompt)
-            )
-            start = int(np.argmax(said))
-            kept = slice(max(start - room, 0), start)
-            if truncate == "right":
-                kept = slice(min(start, room))
-            row = tokens[kept] + tokens[start : start + span_length]
-            put(batch, (i, k), row)
-            spans = said[start : start + span_length]
-            first = kept.stop - (kept.start or 0)
-            batch["span"][i, k, first : first + len(spans)] = spans
+        with kept_back(private):  # Both before either is written.
+            both = [_answered(tokenizer, record, x, i) for x in ("chosen", "rejected")]
+            for k, (tokens, said) in enumerate(both):
+                start = int(np.argmax(said))
+                kept = slice(max(start - room, 0), start)
+                if truncate == "right":
+                    kept = slice(min(start, room))
+                row = tokens[kept] + tokens[start : start + span_length]
+                put(batch, (i, k), row)
+                spans = said[start : start + span_length]
+                first = kept.stop - (kept.start or 0)
+                batch["span"][i, k, first : first + len(spans)] = spans
     return batch
+
+
+def _answered(
+    tokenizer: Tokenizer, record: Record, field: str, i: int
+) -> tuple[list[int], np.ndarray]:
+    """Returns the tokens of a prompt with an answer, and which are the answer's."""
+    prompt = _said(record, "prompt", "user", i)
+    answer = _said(record, field, _ASSISTANT, i)
+    if answer[: len(prompt)] == prompt:
+        answer = answer[len(prompt) :]
+    if not answer or answer[-1]["role"] != _ASSISTANT:
+        raise ValueError(
+            f"{values.place_of(record, i)}: the last of {field} must be the "
+            "assistant's" + values.got(record[field])
+        )
+    tokens, said = _encoded(tokenizer, [*prompt, *answer], i, record, first=len(prompt))
+    if not len(tokens):
+        raise ValueError(f"{values.place_of(record, i)}: {field} has no tokens")
+    return tokens, said
 
 
 def _said(record: Record, field: str, role: str, i: int) -> list[Message]:

@@ -20,7 +20,7 @@ from jaxdp.data import values
 from jaxdp.models.language._records import Record, text_of
 from jaxdp.models.language._records import labels as labels
 from jaxdp.models.language._records import read_records as read_records
-from jaxdp.models.language._rows import Batch, Side, check, empty, put
+from jaxdp.models.language._rows import Batch, Side, check, empty, kept_back, put
 from jaxdp.models.language._tokenizers import Tokenizer as Tokenizer
 
 #: Names in a template that are no fields.
@@ -79,25 +79,28 @@ class _Template:
             elif name:
                 self._parts.append((name, literal[len(text) :]))
         self._fixed = sum(len(part) for part in self._parts if isinstance(part, list))
+        self._fields = [j for j, x in enumerate(self._parts) if isinstance(x, tuple)]
+
+    def check(self, room: int) -> None:
+        """Requires room for the template and a token of each field."""
+        if self._fixed + len(self._fields) > room:
+            raise ValueError(
+                f"max_length leaves room for {room} tokens, but the template alone has "
+                f"{self._fixed} and each of its {len(self._fields)} fields needs one"
+            )
 
     def fill(
         self, record: Record, i: int, room: int, truncate: Side
     ) -> tuple[list[int], int | None]:
         """Returns the tokens of record i, at most ``room``, and the mask token's index."""
-        fields = [j for j, part in enumerate(self._parts) if isinstance(part, tuple)]
-        if self._fixed + len(fields) > room:
-            raise ValueError(
-                f"max_length leaves room for {room} tokens, but the template alone has "
-                f"{self._fixed} and each of its {len(fields)} fields needs one"
-            )
         parts = [
             part if isinstance(part, list) else self._field(part, record, i)
             for part in self._parts
         ]
         left = room - self._fixed
         # The shortest first: each may have an equal share of what is left.
-        for n, j in enumerate(sorted(fields, key=lambda j: len(parts[j]))):
-            keep = min(len(parts[j]), left // (len(fields) - n))
+        for n, j in enumerate(sorted(self._fields, key=lambda j: len(parts[j]))):
+            keep = min(len(parts[j]), left // (len(self._fields) - n))
             start = 0 if truncate == "right" else len(parts[j]) - keep
             parts[j] = parts[j][start : start + keep]
             left -= keep
@@ -128,6 +131,7 @@ def encode_classification(
     max_length: int,
     template: str = "{text}",
     truncate: Side = "right",
+    private: bool = False,
 ) -> Batch:
     """Encodes records for the tasks ``prompt`` and ``head``.
 
@@ -138,6 +142,9 @@ def encode_classification(
       template: an encoder's has ``{mask}`` once for a prompt; a decoder's has it at the end
         or not at all.
       truncate: the side on which a field that is too long loses tokens.
+      private: records that are refused below are padding alone instead: one person's may
+        not decide whether a run begins. The batch then has ``valid`` bool (n,), False of
+        them: give them the label -1, with which a record counts zero.
 
     Returns:
       ``tokens`` int32 (n, L) and ``mask`` bool (n, L); ``position`` int32 (n,), of the
@@ -177,16 +184,20 @@ def encode_classification(
         template, marks = before.rstrip(" "), 0
     form = _Template(tokenizer, template)
     batch = empty((len(records),), max_length, tokenizer)
-    position = np.empty(len(records), np.int32)
+    position, valid = np.zeros(len(records), np.int32), np.zeros(len(records), bool)
     room = max_length - len(tokenizer.start) - len(tokenizer.end)
+    form.check(room)
     for i, record in enumerate(records):
-        filled, where = form.fill(record, i, room, truncate)
-        tokens = [*tokenizer.start, *filled, *tokenizer.end]
-        put(batch, i, tokens)
-        # Without a mask the next word is asked of a decoder's last token.
-        last = max(len(tokens) - 1, 0)
-        position[i] = last if where is None else len(tokenizer.start) + where
-    return batch | ({"position": position} if marks or tokenizer.is_decoder else {})
+        with kept_back(private):
+            filled, where = form.fill(record, i, room, truncate)
+            tokens = [*tokenizer.start, *filled, *tokenizer.end]
+            put(batch, i, tokens)
+            # Without a mask the next word is asked of a decoder's last token.
+            last = max(len(tokens) - 1, 0)
+            position[i] = last if where is None else len(tokenizer.start) + where
+            valid[i] = True
+    more = {"position": position} if marks or tokenizer.is_decoder else {}
+    return batch | more | ({"valid": valid} if private else {})
 
 
 def encode_choices(
@@ -215,7 +226,7 @@ def encode_choices(
         choices are a field, and refused if they are the same for every record.
       num_choices: C where choices are a field: the most that a record has.
       truncate: the side on which a field that is too long loses tokens.
-      private: records whose choices are refused below have none instead, all False in
+      private: records that are refused below have no choices instead, all False in
         ``valid``: those of one person may not decide whether a run begins.
 
     Returns:
@@ -257,9 +268,10 @@ def encode_choices(
     form = _Template(tokenizer, template.rstrip(" "))
     batch = empty((len(records), num_choices), max_length, tokenizer, span=True)
     valid = np.zeros((len(records), num_choices), bool)
+    form.check(room)
     for i, record in enumerate(records):
-        prompt = tokenizer.start + form.fill(record, i, room, truncate)[0]
-        try:
+        with kept_back(private):
+            prompt = tokenizer.start + form.fill(record, i, room, truncate)[0]
             texts = choices
             if isinstance(choices, str):
                 texts = _list(record, choices, i)
@@ -269,13 +281,9 @@ def encode_choices(
                     f"got {len(texts)}"
                 )
             spans = _spans(tokenizer, template, texts, span_length, record, i)
-        except ValueError:
-            if not private:
-                raise
-            continue
-        for c, span in enumerate(spans):
-            put(batch, (i, c), prompt + span, len(prompt))
-            valid[i, c] = True
+            for c, span in enumerate(spans):
+                put(batch, (i, c), prompt + span, len(prompt))
+                valid[i, c] = True
     return batch | {"valid": valid}
 
 
@@ -288,6 +296,7 @@ def encode_generation(
     answer: str = "answer",
     span_length: int,
     truncate: Side = "right",
+    private: bool = False,
 ) -> Batch:
     """Encodes records for the task ``generation``: a prompt, its answer and the end token.
 
@@ -300,6 +309,9 @@ def encode_generation(
       answer: name of the answer's field.
       span_length: what answer and end token have room for; a longer answer loses its end.
       truncate: the side on which a field that is too long loses tokens.
+      private: records that are refused below are padding alone instead, without a span:
+        their loss is 0 whatever the parameters are, and one person's may not decide
+        whether a run begins.
 
     Returns:
       ``tokens`` int32 (n, L), ``mask`` bool (n, L), ``span`` bool (n, L) over the tokens
@@ -327,17 +339,19 @@ def encode_generation(
     room = _room(tokenizer, max_length, span_length, truncate)
     form = _Template(tokenizer, template.rstrip(" "))
     batch = empty((len(records),), max_length, tokenizer, span=True)
+    form.check(room)
     for i, record in enumerate(records):
-        many = isinstance(record.get(answer), list)
-        text = (
-            _list(record, answer, i, at_least=1)[0]
-            if many
-            else text_of(record, answer, i)
-        )
-        prompt = tokenizer.start + form.fill(record, i, room, truncate)[0]
-        span = continuation(tokenizer, template, text)[: span_length - 1]
-        span = [*span, *tokenizer.config.ends[:1]]
-        put(batch, i, prompt + span, len(prompt))
+        with kept_back(private):
+            many = isinstance(record.get(answer), list)
+            text = (
+                _list(record, answer, i, at_least=1)[0]
+                if many
+                else text_of(record, answer, i)
+            )
+            prompt = tokenizer.start + form.fill(record, i, room, truncate)[0]
+            span = continuation(tokenizer, template, text)[: span_length - 1]
+            span = [*span, *tokenizer.config.ends[:1]]
+            put(batch, i, prompt + span, len(prompt))
     return batch
 
 
@@ -374,7 +388,8 @@ def _list(record: Record, field: str, i: int, at_least: int = 0) -> list[str]:
         )
     if len(value) < at_least:
         raise ValueError(
-            f"{values.place_of(record, i)}: {field} must have a text, got []"
+            f"{values.place_of(record, i)}: {field} must have a text"
+            + values.got(value)
         )
     return value
 

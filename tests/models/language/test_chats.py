@@ -307,6 +307,64 @@ def test_wrong_conversations_are_named(wrong: dict[str, Any], part: str) -> None
         assert "xylophone" not in str(error.value)
 
 
+WRONG_CHATS = {
+    **{f"messages {x!r}": {"messages": x} for x in (None, "hi", [], ["hi"])},
+    "missing": {},
+    "refused": record(SAID),
+    "cut": record(message("user", "a" * 70), SAID),
+    "forgets": record(*CONVERSATIONS["two turns"]),
+}
+WRONG_PAIRS = {
+    **{f"chosen {x!r}": {"chosen": x} for x in (None, [], [USER], [1])},
+    "no text": {"rejected": None},
+    "no prompt": {"prompt": {}},
+    "refused": {"prompt": [SAID]},
+}
+
+
+def check_nothing_of(call: Any, good: Any, wrong: Any, **form: Any) -> None:
+    """Wrong private records are padding, the others what they are without them."""
+    with pytest.raises(ValueError, match=r"^record 2"):
+        call(records=[good, wrong, good], **form)
+    found = call(records=[good, wrong, good], private=True, **form)
+    alone = call(records=[good, good], **form)
+    assert not (found["mask"][1].any() or found["span"][1].any())
+    assert (found["tokens"][1] == CONFIG.padding).all()
+    for name, rows in alone.items():
+        np.testing.assert_array_equal(found[name][::2], rows)
+
+
+@pytest.mark.parametrize("name", WRONG_CHATS)
+def test_no_private_conversation_stops_a_run(name: str) -> None:
+    made = tokenizer("qwen3" if name == "forgets" else "gemma")
+    call = functools.partial(chats.encode_instruction, made)
+    form: Any = {"max_length": 64, "span_length": 20, "truncate": "right"}
+    check_nothing_of(call, record(USER, SAID), WRONG_CHATS[name], **form)
+
+
+@pytest.mark.parametrize("template", [None, "{prompt}"])
+@pytest.mark.parametrize("name", WRONG_PAIRS)
+def test_no_private_pair_stops_a_run(name: str, template: str | None) -> None:
+    """Half of one is none, neither the first half nor the second."""
+    call = functools.partial(chats.encode_preference, tokenizer("gemma"))
+    form: Any = {"max_length": 64, "span_length": 20, "template": template}
+    wrong = PAIR | WRONG_PAIRS[name]
+    if template is not None and name == "refused":
+        wrong["prompt"] = None
+    check_nothing_of(call, PAIR, wrong, **form)
+    same = PAIR | {"rejected": PAIR["chosen"]}
+    found = call(records=[same], private=True, **form)
+    assert found["span"].any()
+
+
+def test_an_empty_conversation_is_named() -> None:
+    made = text.Tokenizer(make_chats.make_backend(), CONFIG, None, " ")
+    empty = record(message("assistant", ""))
+    form: Any = {"max_length": 64, "span_length": 20}
+    with pytest.raises(ValueError, match=r"^record 1: no token of an answer"):
+        chats.encode_instruction(made, [empty], **form)
+
+
 def test_an_answer_that_is_cut_away_is_refused() -> None:
     with pytest.raises(
         ValueError,
@@ -515,6 +573,49 @@ def test_loss_of_an_instruction_is_its_own_mean() -> None:
     np.testing.assert_array_equal(number, count)
     none = batch | {"span": batch["span"].at[1].set(False)}
     assert jax.jit(task.value_fn)(params(), none)[1] == 0
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+@pytest.mark.parametrize("name", ["generation", "instruction", "preference"])
+def test_what_is_wrong_with_a_private_record_moves_nothing(
+    name: str, scale: float
+) -> None:
+    """Its loss is a constant at any parameters, with slopes and a gradient of zero."""
+    made, form = tokenizer("chatml"), {"max_length": 96, "span_length": 40}
+    task = getattr(tasks, name)(MODEL, span_length=40)
+    batch: Any
+    if name == "instruction":
+        both: Any = [record(USER, SAID), record(USER)]
+        batch = chats.encode_instruction(made, both, private=True, **form)
+    elif name == "generation":
+        both = [{"prompt": "a", "answer": x} for x in ("b", [])]
+        form |= {"template": "{prompt}"}
+        batch = text.encode_generation(made, both, private=True, **form)
+    else:
+        both = [PAIR, PAIR | {"rejected": None}]
+        batch = chats.encode_preference(made, both, private=True, **form)
+        batch["reference"] = tasks.log_likelihoods(task, params(), batch)
+        np.testing.assert_array_equal(batch["reference"][1], 0)
+    weights = jax.tree.map(lambda x: scale * x, params(3))
+    constant = np.float32(np.log(2)) if name == "preference" else 0
+    stacked = LanguageModel.is_stacked
+
+    @jax.jit
+    def found(weights: Any, batch: Any) -> Any:
+        key = jax.random.key(5)
+        rows = sphere.directions(key, weights, law="rademacher", num=1, stacked=stacked)
+        row = sphere.select(rows, 0)
+        at = functools.partial(perturb.losses_at, task.value_fn, weights, batch, row)
+        sides = [at(jnp.float32(x)) for x in (0.1, -0.1)]
+        gradient = jax.grad(lambda x: task.value_fn(x, batch)[1])(weights)
+        return task.value_fn(weights, batch), *sides, gradient
+
+    loss, up, down, gradient = found(weights, batch)
+    for losses in (loss, up, down):
+        np.testing.assert_allclose(losses[1], constant, rtol=1e-6)
+        assert losses[0] != losses[1]
+    assert up[1] == down[1] and up[0] != down[0]
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradient))
 
 
 def test_no_more_than_the_answers_logits_are_formed() -> None:

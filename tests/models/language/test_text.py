@@ -460,15 +460,19 @@ def test_choices_must_differ_in_their_tokens(opt: text.Tokenizer) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [["a", "a"], ["a", "b", "c"], [], ["a", " "], "ab", None],
-    ids=["equal", "too many", "none", "empty", "a text", "null"],
+    [
+        *({"options": x} for x in (["a", "a"], ["a", "b", "c"], [], ["a", " "], "ab")),
+        *({"options": None}, {}, {"options": ["a", "b"], "q": None}),
+    ],
+    ids=["equal", "too many", "none", "empty", "a text", "null", "missing", "no text"],
 )
 def test_no_private_record_s_choices_stop_a_run(
     opt: text.Tokenizer, wrong: Any
 ) -> None:
     """It has none; what its file says otherwise is the others'."""
-    records: Any = [{"options": ["a", "b"]}, {"options": wrong}]
-    given: Any = {"max_length": 16, "template": "a", "span_length": 3, "num_choices": 2}
+    records: Any = [{"q": "a", "options": ["a", "b"]}, {"q": "a"} | wrong]
+    given: Any = {"max_length": 16, "template": "{q}", "span_length": 3}
+    given["num_choices"] = 2
     given |= {"choices": "options"}
     with pytest.raises(ValueError, match="record 2"):
         text.encode_choices(opt, records, **given)
@@ -477,6 +481,55 @@ def test_no_private_record_s_choices_stop_a_run(
     alone = text.encode_choices(opt, records[:1], **given)
     for name, rows in alone.items():
         np.testing.assert_array_equal(found[name][:1], rows)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"q": "a", "answer": x} for x in ([], [1], None, {})),
+        *({"q": "a"}, {"answer": "a"}, {"q": None, "answer": "a"}),
+    ],
+    ids=["none", "a number", "null", "object", "missing", "no field", "no text"],
+)
+def test_no_private_record_s_text_stops_a_run(opt: text.Tokenizer, wrong: Any) -> None:
+    """It is padding; the others are as they are without it."""
+    records: Any = [{"q": "a", "answer": "b"}, wrong, {"q": "", "answer": ""}]
+    given: Any = {"max_length": 16, "template": "{q}", "span_length": 3}
+    with pytest.raises(ValueError, match=r"^record 2"):
+        text.encode_generation(opt, records, **given)
+    found = text.encode_generation(opt, records, private=True, **given)
+    others = text.encode_generation(opt, records[::2], **given)
+    assert not (found["mask"][1].any() or found["span"][1].any())
+    assert (found["tokens"][1] == PAD).all()
+    for name, rows in others.items():
+        np.testing.assert_array_equal(found[name][::2], rows)
+    del given["span_length"]
+    if isinstance(wrong.get("q"), str):
+        return
+    with pytest.raises(ValueError, match=r"^record 2"):
+        text.encode_classification(opt, records, **given)
+    found = text.encode_classification(opt, records, private=True, **given)
+    assert found.pop("valid").tolist() == [True, False, True]
+    for name, rows in text.encode_classification(opt, records[::2], **given).items():
+        np.testing.assert_array_equal(found[name][::2], rows)
+
+
+def test_no_private_record_stops_a_run_by_what_the_package_raises(
+    roberta: text.Tokenizer,
+) -> None:
+    words = tokenizers.Tokenizer(models.WordLevel({"a": 5}, "none"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    made = text.Tokenizer(words, OPT)
+    records: Any = [{"q": "a", "answer": "a"}, {"q": "b", "answer": "a"}]
+    given: Any = {"max_length": 9, "template": "{q}", "span_length": 3}
+    with pytest.raises(Exception, match="UNK"):
+        text.encode_generation(made, records, **given)
+    found = text.encode_generation(made, records, private=True, **given)
+    assert found["span"].any(axis=1).tolist() == [True, False]
+    # What is public is refused all the same.
+    form: Any = {"private": True, "max_length": 4, "template": "It was {q} {mask} ."}
+    with pytest.raises(ValueError, match="max_length leaves room for 2 tokens"):
+        text.encode_classification(roberta, records, **form)
 
 
 def test_a_prompt_must_leave_room_for_what_is_written(opt: text.Tokenizer) -> None:
@@ -628,6 +681,26 @@ def test_labels() -> None:
     assert found.tolist() == [0, -1, -1, -1, -1, -1, -1, 1]
     blank = text.labels([{"label": None}, {}], "label", ["None", "x"], private=True)
     assert blank.tolist() == [-1, -1]
+
+
+def test_labels_that_pandas_made_floats() -> None:
+    """Of a column with a missing label; as JSON numbers, and as cells."""
+    made: Any = [1.0, 0.0, -0.0, "1.0", "0.0 ", 1, "1"]
+    want = [1, 0, 0, 1, 0, 1, 1]
+    records = [{"label": x} for x in made]
+    for private in (False, True):
+        found = text.labels(records, "label", [0, 1], private=private)
+        assert found.tolist() == want
+    named = text.labels(records[:2], "label", ["0.0", "1.0", "1", "0"])
+    assert named.tolist() == [1, 0]  # What a class is called comes first.
+    none = [0.5, 1e300, float("nan"), float("inf"), "1.5", "1.", ".0", "1.0.0", "x.0"]
+    none += ["9" * 5000 + ".0", None]
+    wrong = [{"label": x} for x in none]
+    found = text.labels(wrong, "label", [0, 1, "x"], private=True)
+    assert found.tolist() == [-1] * len(none)
+    for record in wrong:
+        with pytest.raises(ValueError, match="record 1: label must be"):
+            text.labels([record], "label", [0, 1, "x"])
 
 
 # What messages say of private records.
