@@ -848,12 +848,52 @@ def test_resumed_run_ends_as_if_undisturbed(
     assert "must be a folder that jaxdp train wrote" in capsys.readouterr().err
     # What somebody added to the card stays in this run, and goes with it.
     card.write_text("edited")
+    before = (out / "report.json").read_bytes()
     # The command as it was, with the number of labels.
     assert run(*said, "--out", out, "--resume", "auto") == 0
     assert card.read_text() == "edited"
+    # The file was moved: the report would have another name, and the card another digest.
+    assert run(*again, "--train", home / "train.jsonl") == 0
+    assert (out / "report.json").read_bytes() == before
+    assert b'"dataset": "moved"' in before
     assert run(*said, "--out", out, "--overwrite") == 0
     assert run("report", out, "--format", "card") == 0
     assert capsys.readouterr().out == card.read_text()
+
+
+def test_a_run_is_judged_on_the_records_that_it_began_with(
+    home: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """Whether it ended or not; else its report would be of others than its card."""
+    given = (*files(home, "roberta"), "--task", "head", "--labels", 2)
+    words = (*QUICK, "--seed", 5, "--trainable", "head", "--out", tmp_path / "run")
+    assert run("finetune", *given, *words, "--num-steps", 2) == 0
+    out = tmp_path / "run"
+    shown = sorted(p for p in out.rglob("*") if p.is_file() and "secret" not in p.parts)
+    before = {path: path.read_bytes() for path in shown}
+    again = ("finetune", "--resume", "--out", out, "--quiet")
+    few, exchanged = tmp_path / "few.jsonl", tmp_path / "exchanged.jsonl"
+    lines = (home / "eval.jsonl").read_text().splitlines(keepends=True)
+    few.write_text("".join(lines[1:]))
+    made = "".join(json.dumps(each) + "\n" for each in records(20, 7))
+    exchanged.write_text(made)
+    for other in (
+        ("--eval", few),
+        # The private records, beside others of which nothing would be computed.
+        ("--train", exchanged, "--eval", home / "train.jsonl"),
+    ):
+        capsys.readouterr()
+        assert run(*again, *other) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1
+        assert "--eval must be left out with --resume or hold the records" in line
+    moved = tmp_path / "moved.jsonl"
+    moved.write_text("".join(lines))
+    assert run(*again, "--eval", moved) == 0
+    for path, content in before.items():
+        assert path.suffix == ".png" or path.read_bytes() == content
+    assert run("report", out, "--format", "card") == 0
+    assert (out / "model" / "README.md").read_text() == capsys.readouterr().out
 
 
 def test_radius_that_is_lost_in_16_bits_is_said(

@@ -54,6 +54,7 @@ class Outcome(NamedTuple):
     steps: list[int]
     metrics: list[dict[str, float]]  # at these steps, of which the first is 0
     report: dict[str, Any]
+    ended: bytes | None  # report of a run that had ended: its card has the digest
 
 
 def run(command: options.Finetune) -> None:
@@ -99,7 +100,7 @@ def _begin(job: Job, drawn: dict[str, np.ndarray]) -> None:
 
 def train(job: Job) -> Outcome:
     """Runs the plan, or the rest of it; metrics are taken on public records."""
-    command = job.command
+    command, ended = job.command, _ended(job)
     steps, metrics = [0], [job.judge.fn(jax.tree.map(jnp.asarray, job.params))]
 
     def evaluate(step: int, params: Any, info: training.FitInfo) -> None:
@@ -121,7 +122,7 @@ def train(job: Job) -> Outcome:
                 if job.plan.draws_directions
                 else None,
                 "chunk": command.eval_every,
-                "note": record.note(command, job.numbers),
+                "note": record.note(command, job.numbers) | {"eval": job.shown},
             },
             value_fn=job.task.value_fn,
             optimizer=recipes.make_optimizer(job.recipe, job.trainable),
@@ -129,7 +130,16 @@ def train(job: Job) -> Outcome:
         )
     report = _report(job, result.report, metrics)
     releases = np.asarray(result.info.releases)
-    return Outcome(result.params, releases, steps, metrics, report)
+    return Outcome(result.params, releases, steps, metrics, report, ended)
+
+
+def _ended(job: Job) -> bytes | None:
+    """Returns the report of a run that had ended, where the loop writes its own."""
+    path = job.out / REPORT
+    if not (job.command.resume and path.exists()):
+        return None
+    there = path.read_bytes()
+    return there if b'"zero_shot_' in there else None  # Else it is the loop's.
 
 
 def _report(
@@ -189,7 +199,8 @@ def write(job: Job, outcome: Outcome) -> None:
         noise_std=job.plan.noise_std,
         num_parameters=None if job.plan.replayable else report["num_trainable"],
     )
-    replace(job.out / REPORT, written(report, job.command.timings))
+    lines = outcome.ended or written(report, job.command.timings)
+    replace(job.out / REPORT, lines)
     card = job.out / MODEL / CARD
     # One that is there was written by this run; somebody may have added to it since.
     if parallel.writes(cluster.mesh_of(job.command)) and not card.exists():

@@ -3,6 +3,8 @@
 import dataclasses
 import fnmatch
 import functools
+import hashlib
+import json
 import math
 import pathlib
 import sys
@@ -77,6 +79,7 @@ class Job(NamedTuple):
     params: Any  # initial ones, on the host, or split over a mesh
     train: Batch
     judge: Judge
+    shown: str  # digest of the public records
     warnings: list[str]
 
     @property
@@ -114,6 +117,9 @@ def _loaded(command: options.Finetune, keys: keys_lib.Keys) -> tuple[Job, Batch]
     """Returns a job that nothing was computed for yet, and the encoded public records."""
     command, tokenizer, task = _begun(_with_method(command))
     shown = _read(command, "eval")
+    digest = _digest(shown)
+    if command.resume:
+        _check_shown(command, digest)
     judged = _encoded(command, tokenizer, shown)
     records = _read(command, "train")
     train = _encoded(command, tokenizer, records, private=True)
@@ -136,8 +142,27 @@ def _loaded(command: options.Finetune, keys: keys_lib.Keys) -> tuple[Job, Batch]
         header = record.read(out, "--out").header
         params = language.recorded(params, out, header)
     judge = _judge(command, task, tokenizer, judged, shown)
-    job = Job(command, recipe, plan, keys, out, task, params, train, judge, [])
+    job = Job(command, recipe, plan, keys, out, task, params, train, judge, digest, [])
     return job, judged
+
+
+def _digest(records: list[Record]) -> str:
+    """Returns the SHA-256 of public records, whatever the file's format and name."""
+    return hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()
+
+
+def _check_shown(command: options.Finetune, digest: str) -> None:
+    """Refuses to judge a run on other public records than it began with.
+
+    Its report and its privacy card would not belong together; and private records could be
+    given, beside others as those of a run that is over.
+    """
+    header = record.read(out_of(command), "--out").header
+    if header["note"].get("eval", digest) != digest:  # Runs of before have none.
+        raise UsageError(
+            "--eval must be left out with --resume or hold the records that it held when "
+            f"the run began, got others in {str(command.eval)!r}"
+        )
 
 
 def _computed(job: Job, judged: Batch) -> Job:

@@ -157,7 +157,7 @@ def labels(
     out = np.empty(len(records), np.int32)
     for i, record in enumerate(records):
         if private:
-            value = record.get(field)
+            value: Any = record.get(field)
             known = isinstance(value, str | int | float)
             out[i] = _class(value, index) if known else -1
             continue

@@ -1,6 +1,8 @@
 """The tokenizer of a checkpoint folder, and the special tokens of its model."""
 
+import contextlib
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
@@ -8,6 +10,9 @@ from typing import Any, Self
 from jaxdp.models.language import _chat_templates, _files, checkpoint
 from jaxdp.models.language._files import Path
 from jaxdp.models.language.config import Config, DecoderConfig
+
+#: Texts that another may follow of which few tokens begin with them.
+_BEFORE = ("\n", ".", "a", "0")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,6 +141,60 @@ class Tokenizer:
         text = _chat_templates.characters(text)
         return self.backend.encode(text, add_special_tokens=False).ids
 
+    def encode_after(self, text: str) -> list[int]:
+        """Encodes a text that follows another one, of whose tokens none is changed.
+
+        Tokenizers of Llama 2, Mistral and Phi-3 put a space before every text. Here they do
+        not: a text has the tokens that it has within a longer one.
+
+        Example:
+          >>> import tokenizers
+          >>> from jaxdp.models.language import text, tiny_config
+          >>> words = {"▁": 3, "a": 4, "▁a": 5, ".": 6}
+          >>> backend = tokenizers.Tokenizer(tokenizers.models.BPE(words, [("▁", "a")]))
+          >>> backend.normalizer = tokenizers.normalizers.Sequence([
+          ...     tokenizers.normalizers.Prepend("▁"),
+          ...     tokenizers.normalizers.Replace(" ", "▁"),
+          ... ])
+          >>> tokenizer = text.Tokenizer(backend, tiny_config("llama"))
+          >>> tokenizer.encode("a a."), tokenizer.encode(" a")
+          ([5, 5, 6], [3, 5])
+          >>> tokenizer.encode_after(" a"), tokenizer.encode_after(".")
+          ([5], [6])
+        """
+        return self._behind(text) if self._begins_texts else self.encode(text)
+
+    @functools.cached_property
+    def _begins_texts(self) -> bool:
+        """A flag: the tokenizer puts something before every text, as a space."""
+        for x in ("a", "1", "."):
+            with contextlib.suppress(Exception):  # There may be no token of it.
+                if self.encode(x) != self._behind(x):
+                    return True
+        return False
+
+    @functools.cached_property
+    def _before(self) -> list[str]:
+        """The texts of ``_BEFORE`` whose letters all have tokens."""
+        found = []
+        for x in _BEFORE:
+            with contextlib.suppress(Exception):  # It may be refused, or left out.
+                found += [x] if self.encode(x) != self.encode(2 * x) else []
+        return found
+
+    def _behind(self, text: str) -> list[int]:
+        """Encodes a text behind another one, and cuts off what is of that."""
+        text = _chat_templates.characters(text)
+        for before in self._before:
+            found = self.backend.encode(before + text, add_special_tokens=False)
+            ends = [end <= len(before) for _, end in found.offsets]
+            count = ends.index(False) if False in ends else len(ends)
+            # No token may be of both.
+            begins = [first >= len(before) for first, _ in found.offsets[count:]]
+            if count and all(begins):
+                return found.ids[count:]
+        return self.encode(text)
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -204,7 +263,7 @@ class Tokenizer:
         """
         tokens = []
         for word in words:
-            pieces = self.encode(" " + word.strip())
+            pieces = self.encode_after(" " + word.strip())
             if len(pieces) != 1:
                 shown = [self.backend.id_to_token(piece) for piece in pieces]
                 raise ValueError(

@@ -244,7 +244,7 @@ def encode_preference(
         )
         batch = {name: np.stack([x, other[name]], axis=1) for name, x in one.items()}
         if private:  # Half a pair is none.
-            there = batch["mask"].any(axis=2).all(axis=1)
+            there = np.all(batch["mask"].any(axis=2), axis=1)
             nothing = empty(batch["tokens"].shape[:2], max_length, tokenizer, span=True)
             for name, rows in nothing.items():
                 batch[name][~there] = rows[~there]

@@ -51,7 +51,11 @@ def generate(
     Args:
       model: a decoder.
       params: its parameters.
-      data: ``tokens`` and ``mask``; what ``span`` marks, an answer, is left out.
+      data: ``tokens`` and ``mask``, padded on the right. Where there is ``span`` too, a
+        prompt ends before the first token that it marks: of a batch of
+        :func:`text.encode_generation` the answer is not read, and of one of
+        :func:`chats.encode_instruction` no answer that counts, nor what comes after the
+        first one. (:func:`chats.encode_prompts` asks for the last answer.)
       max_new_tokens: the most tokens that are written.
       temperature: what logits are divided by before a token is drawn by their softmax. At 0
         the most likely token is taken.
@@ -66,7 +70,7 @@ def generate(
     Raises:
       TypeError: a key that is no typed JAX key.
       ValueError: no decoder, a text that would grow longer than the model reads, a number
-        out of range, or draws without a key.
+        out of range, a prompt that is not padded on the right, or draws without a key.
 
     Example:
       >>> import jax
@@ -82,9 +86,17 @@ def generate(
     check_decoder(model.config)
     validate.integer(max_new_tokens=max_new_tokens)
     law = _law(temperature, top_k, top_p, key)
-    asked = np.asarray(data["mask"])
-    if "span" in data:
-        asked = asked & ~np.asarray(data["span"])
+    asked = np.asarray(data["mask"], bool)
+    if "span" in data:  # What ends a turn is read no more than the answer before it.
+        asked = asked & ~np.logical_or.accumulate(
+            np.asarray(data["span"], bool), axis=1
+        )
+    gaps = np.flatnonzero(np.any(asked[:, 1:] > asked[:, :-1], axis=1))
+    if len(gaps):
+        raise ValueError(
+            "mask must be True from the first token of a prompt to its last one, with "
+            f"padding on the right, got a row with padding before a token: {gaps[0]}"
+        )
     longest, limit = int(asked.sum(axis=1).max(initial=0)), model.config.max_length
     if longest + max_new_tokens > limit:
         raise ValueError(

@@ -3,8 +3,9 @@
 A record is a mapping from names of fields to text. A *template* says how its fields make
 one text: ``"{premise} ? {mask} , {hypothesis}"``. ``{mask}`` is where a model is to put a
 word, ``{sep}`` the token that ends a text; all other names are fields. Literal text and
-fields become tokens one by one. Where a record is too long its fields are cut, the longest
-first, and never the template: a mask token always survives.
+fields become tokens one by one, as they would where they stand in the text. Where a record
+is too long its fields are cut, the longest first, and never the template: a mask token
+always survives.
 
 Every array is padded to ``max_length`` on the right. Padding to the longest record would
 make the others' losses depend on it.
@@ -63,21 +64,24 @@ class _Template:
 
     def __init__(self, tokenizer: Tokenizer, template: str):
         self._tokenizer = tokenizer
-        #: Tokens, or the name of a field and what stands before it.
-        self._parts: list[list[int] | tuple[str, str]] = []
+        #: Tokens, or a field: its name, what stands before it, and whether it is the first.
+        self._parts: list[list[int] | tuple[str, str, bool]] = []
         self._mask: int | None = None  # the part that is the mask token
+        first = True
         for literal, name in _parse(template):
             # A space belongs to the word after it: " It", not "It" after a space. The
             # mask stands for a word and its space.
             text = literal.rstrip(" ") if name else literal
-            self._parts.append(tokenizer.encode(text))
+            self._parts.append(_encode(tokenizer, text, first))
+            first = first and not text
             if name == "mask":
                 self._mask = len(self._parts)
                 self._parts.append([_mask_token(tokenizer, template)])
             elif name == "sep":
                 self._parts.append([*tokenizer.config.ends[:1]])
             elif name:
-                self._parts.append((name, literal[len(text) :]))
+                self._parts.append((name, literal[len(text) :], first))
+            first = False
         self._fixed = sum(len(part) for part in self._parts if isinstance(part, list))
         self._fields = [j for j, x in enumerate(self._parts) if isinstance(x, tuple)]
 
@@ -107,10 +111,15 @@ class _Template:
         mask = None if self._mask is None else sum(map(len, parts[: self._mask]))
         return [token for part in parts for token in part], mask
 
-    def _field(self, part: tuple[str, str], record: Record, i: int) -> list[int]:
-        name, space = part
+    def _field(self, part: tuple[str, str, bool], record: Record, i: int) -> list[int]:
+        name, space, first = part
         text = text_of(record, name, i)
-        return self._tokenizer.encode(space + text) if text else []
+        return _encode(self._tokenizer, space + text, first) if text else []
+
+
+def _encode(tokenizer: Tokenizer, text: str, first: bool) -> list[int]:
+    """Encodes a part of a text, the first or one that follows."""
+    return tokenizer.encode(text) if first else tokenizer.encode_after(text)
 
 
 def _mask_token(tokenizer: Tokenizer, template: str) -> int:
@@ -422,7 +431,7 @@ def check_choices(
 def continuation(tokenizer: Tokenizer, template: str, text: str) -> list[int]:
     """Returns the tokens of a text that follows a prompt: after a space or a new line."""
     space = "" if template.endswith("\n") else " "
-    return tokenizer.encode(space + text.strip()) if text.strip() else []
+    return tokenizer.encode_after(space + text.strip()) if text.strip() else []
 
 
 def _room(

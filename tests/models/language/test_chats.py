@@ -270,6 +270,10 @@ def test_prompts_are_without_the_last_message() -> None:
     for i, each in enumerate(asked):
         want = made.encode_chat(each["messages"][:-1], add_generation_prompt=True)
         assert batch["tokens"][i][batch["mask"][i]].tolist() == want[-40:]
+    whole = chats.encode_instruction(made, asked[:1], max_length=96, span_length=40)
+    before = whole["mask"] & ~np.logical_or.accumulate(whole["span"], axis=1)
+    prompt = chats.encode_prompts(made, asked[:1], max_length=96)
+    np.testing.assert_array_equal(before, prompt["mask"])  # As generate cuts it.
     assert chats.answers(asked) == ["It is\n\ngood.", "\nIt was warm."]
     end = made.backend.token_to_id("<|im_end|>")
     said = np.array([*made.encode(" It is\n\ngood. "), end, *made.encode("more")])

@@ -216,6 +216,23 @@ def test_an_answer_is_not_read() -> None:
     np.testing.assert_array_equal(got, plainly(model, params, asked))
 
 
+def test_nothing_is_read_after_an_answer_begins() -> None:
+    """A new line that ends a turn is not marked; nor is the next question."""
+    model, params, data = case("opt")
+    span = data["mask"] & (np.arange(PROMPT) == LENGTHS[:, None] - 2)
+    got = generation.generate(model, params, data | {"span": span}, max_new_tokens=NEW)
+    asked = data | {"mask": np.arange(PROMPT) < LENGTHS[:, None] - 2}
+    np.testing.assert_array_equal(got, plainly(model, params, asked))
+
+
+def test_prompts_that_are_padded_on_the_left_are_refused() -> None:
+    model, params, data = case("opt")
+    mask = data["mask"].copy()
+    mask[1, 0] = False
+    with pytest.raises(ValueError, match=r"mask must be .* before a token: 1$"):
+        generation.generate(model, params, data | {"mask": mask}, max_new_tokens=NEW)
+
+
 # --- independence ------------------------------------------------------------------
 
 

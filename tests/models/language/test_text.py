@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from jaxdp.models import show_values
 from jaxdp.models.language import generation, network, text
@@ -222,6 +222,99 @@ def test_without_the_extra(
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ImportError, match=r"pip install 'jaxdp-optim\[lm\]'"):
         text.Tokenizer.load(tmp_path)
+
+
+# --- texts that follow others ------------------------------------------------------
+
+#: As Llama 2 and Phi-3, Mistral, T5, Gemma, and GPT-2 with a space before the first word.
+SPACES = ("prepend", "first", "always", "none", "bytes")
+
+
+def with_spaces(kind: str) -> text.Tokenizer:
+    """A tokenizer of a Llama's kind: spaces are letters, and one may begin every text."""
+    words = ("good", "bad", "film", "It", "was", "a", ":")
+    space = "Ġ" if kind == "bytes" else "▁"
+    letters = sorted({*"".join(words), "Ċ" if kind == "bytes" else "\n"} - {space})
+    vocab = {"<s>": 0, "</s>": 1, "<unk>": 2, space: 3}
+    vocab |= {x: 4 + i for i, x in enumerate(letters)}
+    merges = []
+    for word in words:
+        for i in range(1, len(word)):
+            merges.append((word[:i], word[i]))
+            vocab.setdefault(word[: i + 1], len(vocab))
+        merges.append((space, word))
+        vocab.setdefault(space + word, len(vocab))
+    merges = list(dict.fromkeys(merges))
+    model = models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True)
+    backend = tokenizers.Tokenizer(model)
+    replaced = normalizers.Replace(" ", space)
+    if kind == "prepend":
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replaced])
+    elif kind == "none":
+        backend.normalizer = replaced
+    elif kind == "bytes":
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind)
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    special = {"bos_token_id": 0, "eos_token_id": 1, "max_position_embeddings": 24}
+    config = tiny_config("llama", vocab_size=len(vocab), **special)
+    return text.Tokenizer(backend, config)
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_pieces_have_the_tokens_of_the_whole_text(kind: str) -> None:
+    made = with_spaces(kind)
+    whole = lambda string: made.backend.encode(string).ids  # noqa: E731
+    form: Any = {"max_length": 24, "span_length": 4}
+    for template, answer, want in (
+        ("{text} It was", "good", "a film It was good"),
+        ("{text}: ", " bad film", "a film: bad film"),
+        ("It was {text}\n", "good", "It was a film\ngood"),
+        ("a: {text}:{text}.\n", "a", "a: a film:a film.\na"),
+        ("{text}\n\n", "\u00e9\u00e9", "a film\n\n\u00e9\u00e9"),
+    ):
+        record = {"text": "a film", "answer": answer}
+        batch = text.encode_generation(made, [record], template=template, **form)
+        assert batch["tokens"][0][batch["mask"][0]].tolist() == [*whole(want), 1]
+        assert batch["tokens"][0][batch["span"][0]].tolist()[-1] == 1
+    words = made.label_words(["good", "bad"])
+    assert words == [whole(f"It was {word}")[-1] for word in ("good", "bad")]
+    batch = text.encode_choices(
+        made, [{"text": "a film"}], template="{text}:", choices=["good", "bad"], **form
+    )
+    for c, word in enumerate(("good", "bad")):
+        got = batch["tokens"][0, c][batch["mask"][0, c]]
+        assert got.tolist() == whole(f"a film: {word}")
+    batch = text.encode_classification(
+        made, [{"text": "a film"}], max_length=24, template="{text} It was {mask}"
+    )
+    assert batch["tokens"][0][batch["mask"][0]].tolist() == whole("a film It was")
+
+
+@settings(max_examples=50, deadline=None)
+@given(string=st.text(st.characters(exclude_categories=["Cs"]), max_size=9))
+def test_bytes_have_the_same_tokens_wherever_they_stand(
+    roberta: text.Tokenizer, string: str
+) -> None:
+    for piece in (string, " " + string, "\n" + string):
+        assert roberta.encode_after(piece) == roberta.encode(piece)
+
+
+def test_what_no_text_can_stand_before_is_encoded_alone() -> None:
+    """One token is of whatever stands before, and of what follows."""
+    made = with_spaces("prepend")
+    backend = tokenizers.Tokenizer(models.WordLevel({"<unk>": 2}, "<unk>"))
+    backend.normalizer = made.backend.normalizer
+    alone = text.Tokenizer(backend, made.config)
+    assert alone.encode_after("a") == alone.encode("a") == [2]
+    bare = text.Tokenizer(
+        tokenizers.Tokenizer(models.WordLevel({"b": 2}, "none")), made.config
+    )
+    assert bare.encode_after("b") == [2]
 
 
 # --- classification ----------------------------------------------------------------
