@@ -147,7 +147,7 @@ def test_samples_of_the_same_noise_cost_a_little_more(
     spent = plan.epsilon(delta=1e-5)
     assert spent.accountant == "PLD"
     assert 1 < spent / whole.epsilon(delta=1e-5) < excess
-    assert [p.batch_size for p in plan.phases] == [376, 80]
+    assert [p.batch_size for p in plan.phases] == [408, 96]
     # Sums are divided by what is expected, whatever is drawn.
     assert [plan.grid(p.name).normalizer for p in plan.phases] == [300.0, 50.0]
 
@@ -161,7 +161,7 @@ def test_the_event_of_samples_is_that_of_each_step() -> None:
     relation = dp.NeighboringRelation.REPLACE_ONE
     accountant = PLDAccountant(relation)
     accountant.compose(dp.GaussianDpEvent(whole), first)
-    accountant.compose(dp.TruncatedSubsampledGaussianDpEvent(N, 0.05, 80, part), rest)
+    accountant.compose(dp.TruncatedSubsampledGaussianDpEvent(N, 0.05, 96, part), rest)
     want = accountant.get_epsilon(1e-5)
     assert plan.event_relation == relation
     assert plan.epsilon(delta=1e-5) == pytest.approx(want, rel=1e-3)
