@@ -567,6 +567,12 @@ def test_replay_that_gives_other_parameters_fails(
     assert "with jax 0.0.1" in capsys.readouterr().out
     np.savez(file, **{name: want[name]})
     assert run("replay", out) == 1
+    for other in (want[name].astype(np.float64) * (1 + 1e-9), want[name][None]):
+        np.savez(file, **want | {name: other})
+        capsys.readouterr()
+        assert run("replay", out, "--json") == 1
+        shown = json.loads(capsys.readouterr().out)
+        assert shown["compared"] == "params.npz holds other parameters"
     file.unlink()
     assert run("replay", out) == 0
     # A run that diverged is replayed as it was.

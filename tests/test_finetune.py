@@ -630,6 +630,26 @@ def test_what_auto_says(
     assert bytes_here is None or bytes_here > 2**24
 
 
+@pytest.mark.parametrize("task", ["prompt", "head", "choice"])
+@pytest.mark.parametrize("wrong", [{"text": ["a film"]}, {"label": "none"}])
+def test_records_of_which_none_counts_are_refused(
+    task: str, wrong: Any, home: Path, tmp_path: Path
+) -> None:
+    path, made = tmp_path / "train.jsonl", records(20, 0)
+    path.write_text("".join(json.dumps(each | wrong) + "\n" for each in made))
+    words: Any = {"label_words": None, "labels": ("0", "1")} if task == "head" else {}
+    asked = {"task": task, "train": str(path), "template": "{text} it was"}
+    if task == "prompt":
+        asked["template"] = TEMPLATE
+    if task == "choice":
+        asked["model"] = str(home / "opt")
+    command = dataclasses.replace(prompt_command(home), **asked | words)
+    with pytest.raises(
+        UsageError, match=r"^--train: one record or more must have a text and"
+    ):
+        finetune_prepare.prepare(command)
+
+
 GRADIENTS = (*PROMPT, *NUMBERS, "--sampling", "full", "--method", "dp-lora")
 
 

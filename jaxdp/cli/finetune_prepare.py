@@ -508,12 +508,16 @@ def _encoded(
                 **form,
             )
             there = batch["valid"][np.arange(len(label)), label]
-            if private:
-                return batch | {"label": np.where(there, label, -1).astype(np.int32)}
-            _check_right_choice(command, records, there, label)
-            return batch | {"label": label}
-        batch = text.encode_classification(tokenizer, records, **form)
-        label = np.where(batch.pop("valid", True), label, -1).astype(np.int32)
+            if not private:
+                _check_right_choice(command, records, there, label)
+            label = np.where(there, label, -1).astype(np.int32)
+        else:
+            batch = text.encode_classification(tokenizer, records, **form)
+            label = np.where(batch.pop("valid", True), label, -1).astype(np.int32)
+        if private and (label < 0).all():
+            raise ValueError(
+                "one record or more must have a text and the label of a class, got none"
+            )
     if command.task == "prompt" and "position" not in batch:
         raise UsageError(
             "--template must have {mask} where the label word is to stand, got "

@@ -218,7 +218,7 @@ def save_params(path: pathlib.Path, params: Any) -> None:
 
 
 def load_params(path: pathlib.Path, leaves: dict[str, Any]) -> Any:
-    """Loads the parameters of a file, as a flat tree in the order of a ledger's leaves.
+    """Loads the arrays of a file, as a flat tree in the order of a ledger's leaves.
 
     Directions depend on the leaves' paths and their order alone, so the run's own tree is
     not needed.
@@ -229,14 +229,14 @@ def load_params(path: pathlib.Path, leaves: dict[str, Any]) -> Any:
     with np.load(path) as file:
         if set(file) != {name or "params" for name in leaves}:
             raise ValueError(f"leaves must be {sorted(leaves)}, got {sorted(file)}")
-        arrays = {name: jnp.asarray(file[name or "params"]) for name in leaves}
+        arrays: Any = {name: file[name or "params"] for name in leaves}
     return arrays[""] if "" in arrays else OrderedDict(arrays)
 
 
 def load_initial(folder: pathlib.Path, leaves: dict[str, Any]) -> Any:
     """Loads the initial parameters of a run from its folder."""
     try:
-        return load_params(folder / INITIAL, leaves)
+        return jax.tree.map(jnp.asarray, load_params(folder / INITIAL, leaves))
     except (OSError, KeyError, ValueError) as error:
         raise UsageError(
             f"--out must hold the run's {INITIAL}, got {str(folder)!r}: {error}"

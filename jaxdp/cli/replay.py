@@ -149,6 +149,8 @@ def _compared(kind: _Kind, path: pathlib.Path, params: Any) -> tuple[bool | None
         pairs = list(zip(jax.tree.leaves(params), wrote, strict=True))
     except (OSError, ValueError):
         return False, f"{name} holds other parameters"
+    if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in pairs):
+        return False, f"{name} holds other parameters"
     # A run that diverged has NaN.
     if all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
         return True, f"identical to {name}, to the bit"

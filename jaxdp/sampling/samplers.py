@@ -34,6 +34,11 @@ class Sampler:
       (True, True, False)
     """
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restores a pickled or copied sampler, also one of before there was some field."""
+        made = from_dict({"sampler": type(self).__name__, **state})
+        self.__dict__.update(made.__dict__)
+
     #: Whether privacy is amplified because nobody knows which records it picks.
     amplifies: ClassVar[bool] = False
     #: Whether the batches of all steps have one size.
@@ -723,9 +728,10 @@ def _settle(sampler: Sampler, kind: type[int] | type[float], *names: str) -> Non
 
 
 def _settle_deviations(sampler: Any) -> None:
-    """Checks ``max_deviations``, and makes it a float."""
-    validate.positive(max_deviations=sampler.max_deviations)
-    object.__setattr__(sampler, "max_deviations", float(sampler.max_deviations))
+    """Checks ``max_deviations``, of which None is the default, and makes it a float."""
+    found = 6.0 if sampler.max_deviations is None else sampler.max_deviations
+    validate.positive(max_deviations=found)
+    object.__setattr__(sampler, "max_deviations", min(float(found), 1e9))
 
 
 def _at_most(batch_size: int, num_examples: int) -> int:

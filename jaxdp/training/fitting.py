@@ -418,7 +418,8 @@ def resume(
 
         def checked() -> preparing.Task:
             _check_stop(stop, ledger, mesh)
-            task = preparing.checked(given, callback)
+            streamed = bool(at.record.header.get("streamed"))
+            task = preparing.checked(given, callback, begun=streamed)
             parallel.check_device(mesh, params=params, data=task.data)
             recording.check_unit(at, task)
             return task

@@ -355,6 +355,7 @@ def new(
         "unit": task.unit,
         "chunk": chunk,
         "microbatch_size": task.microbatch_size,
+        "streamed": isinstance(task.data, streaming.Stream),
         "device": parallel.device_of(task.mesh, params, keys, task.data).device_kind,
         "versions": reporting.versions(),
         "budget": None if budget is None else budget.id,

@@ -63,20 +63,16 @@ class Stream:
         return found
 
 
-def of_maps(data: Any, plan: Plan) -> Any:
+def of_maps(data: Any, plan: Plan, begun: bool | None = None) -> Any:
     """Returns large memory-mapped arrays as a source, where steps read a part of them.
 
-    Warns of those that are read whole nevertheless.
+    Warns of those that are read whole nevertheless. Of a run that goes on, ``begun`` says
+    whether it began with a source: it does so again.
     """
     leaves = jax.tree.leaves(data)
-    mapped = [
-        x.nbytes for x in leaves if isinstance(x, np.memmap) and x.nbytes > _LARGE
-    ]
-    if not mapped:
+    large = [x.nbytes for x in leaves if isinstance(x, np.memmap) and x.nbytes > _LARGE]
+    if isinstance(data, Source) or begun is False or not (large or begun):
         return data
-    said = (
-        f"data has a memory-mapped array of {max(mapped) >> 20} MiB, and is read whole"
-    )
     if _reads_all(plan):
         reason = f"{plan.family} with {plan.sampling!r} reads all records in a step"
     elif _draws_many(plan):
@@ -84,9 +80,21 @@ def of_maps(data: Any, plan: Plan) -> Any:
     elif not all(isinstance(x, np.ndarray) for x in leaves):
         reason = "not all of its leaves are NumPy arrays"
     else:
-        return ArraySource(data)
+        try:
+            # A change in place is seen by its file's time, or is none of a copy.
+            own = jax.tree.map(lambda x: x if _of_file(x) else np.array(x), data)
+            return ArraySource(own)
+        except ValueError as error:
+            reason = str(error)
+    size = max(large, default=0) >> 20
+    said = f"data has a memory-mapped array of {size} MiB, and is read whole"
     warnings.warn(f"{said}: {reason}", stacklevel=5)
     return data
+
+
+def _of_file(array: np.ndarray) -> bool:
+    """Returns True for a map whose changes are its file's."""
+    return isinstance(array, np.memmap) and array.mode != "c"
 
 
 def opened(source: Source, plan: Plan) -> Stream:

@@ -85,6 +85,46 @@ def test_steps_read_their_own_records_of_a_large_map(
         chex.assert_trees_all_equal(result.params, whole.params)
 
 
+@pytest.mark.parametrize("began", ["whole", "map"])
+def test_a_run_goes_on_as_it_began_with_a_map_or_without(
+    began: str, source: ArraySource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also one of before, whose header does not say how it began."""
+    plan, maps = make_plan(POISSON, num_steps=4), source._arrays
+    monkeypatch.setattr(streaming, "_LARGE", DATA["x"].nbytes - 1)
+    first, then = (maps, DATA) if began == "map" else (DATA, maps)
+    with pytest.raises(jaxdp.Stopped):
+        fit(
+            plan, first, ledger=tmp_path / "run", chunk=1, stop=iter([0, 0, 1]).__next__
+        )
+    if began == "whole":
+        file = tmp_path / "run" / "ledger.jsonl"
+        assert '"streamed": false' in file.read_text()
+    options: Any = {"value_fn": value_fn, "optimizer": SGD, "check_isolation": False}
+    ended = jaxdp.resume(tmp_path / "run", PARAMS, then, **options)
+    chex.assert_trees_all_equal(ended.params, fit(plan, DATA).params)
+
+
+def test_what_is_changed_in_place_beside_a_map_is_a_copy(
+    source: ArraySource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    maps = source._arrays | {"y": DATA["y"].copy()}
+    monkeypatch.setattr(streaming, "_LARGE", DATA["x"].nbytes - 1)
+    plan = make_plan(POISSON, num_steps=4)
+
+    def change(*_: Any) -> None:
+        maps["y"][:] = 1 - maps["y"]
+
+    changed = fit(plan, maps, chunk=1, callback=change)
+    chex.assert_trees_all_equal(changed.params, fit(plan, DATA).params)
+    (tmp_path / "x.npy").unlink()
+    with pytest.warns(
+        UserWarning, match="read whole: data must be files that are there"
+    ):
+        gone = fit(plan, maps | {"y": DATA["y"]})
+    chex.assert_trees_all_equal(gone.params, changed.params)
+
+
 @pytest.mark.parametrize(
     ("sampler", "changes", "said"),
     [

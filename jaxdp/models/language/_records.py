@@ -137,8 +137,8 @@ def labels(
 ) -> np.ndarray:
     """Returns the class of each record, int32 (n,): the index of its text in ``classes``.
 
-    A whole number is that of a class with and without a decimal point: one missing label
-    makes pandas write all others of its column as ``1.0``.
+    The label ``1.0`` is of the class ``1``: one missing label makes pandas write all others
+    of its column so.
 
     Args:
       records: as read.
