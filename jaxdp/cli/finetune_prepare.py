@@ -455,9 +455,8 @@ def _read(command: options.Finetune, name: str) -> list[Record]:
             more = ["chosen", "rejected"]
         fields += [field for field in more if field is not None]
         path = getattr(command, name)
-        if name != "train":
-            return text.read_records(path, fields)
-        records = text.read_records(path)  # One without a field counts zero.
+        # A private record without a field counts zero.
+        records = text.read_records(path, () if name == "train" else fields)
         for field in fields:
             if not any(field in record for record in records):
                 raise ValueError(
@@ -491,7 +490,7 @@ def _encoded(
             del form["template"]
             return _counting(chats.encode_instruction(tokenizer, records, **form))
         if command.task == "preference":
-            return _counting(chats.encode_preference(tokenizer, records, **form), True)
+            return _counting(chats.encode_preference(tokenizer, records, **form))
         if command.task == "generation":
             form |= {"answer": command.answer_field, "span_length": command.span_length}
             return _counting(text.encode_generation(tokenizer, records, **form))
@@ -528,13 +527,11 @@ def _encoded(
     return batch | {"label": label}
 
 
-def _counting(batch: Batch, pairs: bool = False) -> Batch:
-    """Returns records of texts, of which one or more must have an answer that counts."""
+def _counting(batch: Batch) -> Batch:
+    """Returns a batch; refuses one without an answer that the task can learn from."""
     tokens = batch["tokens"]
-    counts = batch["span"].any() and not (
-        pairs and (tokens[:, 0] == tokens[:, 1]).all()
-    )
-    if not counts:
+    equal = tokens.ndim == 3 and (tokens[:, 0] == tokens[:, 1]).all()  # Pairs.
+    if equal or not batch["span"].any():
         raise ValueError(
             "one record or more must have an answer that the task can learn from, got none"
         )

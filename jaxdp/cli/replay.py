@@ -144,13 +144,14 @@ def _compared(kind: _Kind, path: pathlib.Path, params: Any) -> tuple[bool | None
     name = kind.written
     if not path.exists():
         return None, f"there is no {name}"
+    other = False, f"{name} holds other parameters"
     try:
         wrote = jax.tree.leaves(kind.load(path))
         pairs = list(zip(jax.tree.leaves(params), wrote, strict=True))
     except (OSError, ValueError):
-        return False, f"{name} holds other parameters"
+        return other
     if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in pairs):
-        return False, f"{name} holds other parameters"
+        return other
     # A run that diverged has NaN.
     if all(np.array_equal(a, b, equal_nan=True) for a, b in pairs):
         return True, f"identical to {name}, to the bit"

@@ -14,14 +14,16 @@ from jaxdp.kernels import subset, threefry
 
 #: Index of a step, shape=(); may be traced.
 Step = int | jax.Array
-#: Metadata of a field: what it is in texts of plans that were written before there was one.
+#: Standard deviations above a sample's mean size for which batches have room by default.
+_DEVIATIONS = 6.0
+#: Key in a field's metadata: its value in stored plans that lack the field.
 _BEFORE = "before"
 #: A step's record indices (B,), None for all in order; and the mask (B,).
 Drawn = tuple[jax.Array | None, jax.Array]
 
 
 def _deviations() -> Any:
-    return dataclasses.field(default=6.0, metadata={_BEFORE: 4.0})
+    return dataclasses.field(default=_DEVIATIONS, metadata={_BEFORE: 4.0})
 
 
 class Sampler:
@@ -232,7 +234,7 @@ class TruncatedPoisson(Sampler):
             return min(self.max_batch_size, num_examples)
         assert self.max_deviations is not None
         mean = self.expected_batch_size(num_examples)
-        size = mean + self.max_deviations * math.sqrt(mean)
+        size = min(num_examples, mean + self.max_deviations * math.sqrt(mean))
         return min(num_examples, 8 * math.ceil(size / 8))
 
     def expected_batch_size(self, num_examples: int) -> float:
@@ -429,7 +431,8 @@ class MultiPassRestarts(_Restarts):
       restart_sampling_prob: probability in (0, 1) that a record joins the first step of a
         period; None for all records.
       sampling_prob: the same of its other steps.
-      max_deviations: of both samples; None where neither is one.
+      max_deviations: as in :class:`TruncatedPoisson`, for both samples; None where there is
+        none.
 
     Example:
       >>> import jaxdp
@@ -728,10 +731,11 @@ def _settle(sampler: Sampler, kind: type[int] | type[float], *names: str) -> Non
 
 
 def _settle_deviations(sampler: Any) -> None:
-    """Checks ``max_deviations``, of which None is the default, and makes it a float."""
-    found = 6.0 if sampler.max_deviations is None else sampler.max_deviations
+    """Checks ``max_deviations``, makes it a float, and takes the default for None."""
+    found = sampler.max_deviations
+    found = _DEVIATIONS if found is None else found
     validate.positive(max_deviations=found)
-    object.__setattr__(sampler, "max_deviations", min(float(found), 1e9))
+    object.__setattr__(sampler, "max_deviations", float(found))
 
 
 def _at_most(batch_size: int, num_examples: int) -> int:
@@ -753,23 +757,19 @@ def few(rows: int, num_examples: int) -> bool:
 def as_dict(sampler: Sampler) -> dict[str, Any]:
     """Returns name and fields of a sampler, for JSON.
 
-    Those of which texts of before say as much are left out, so that such texts stay.
+    Fields that have the value of a stored plan without them are left out: digests stay.
     """
     said: dict[str, Any] = {"sampler": type(sampler).__name__}
     for field in dataclasses.fields(sampler):  # pyright: ignore[reportArgumentType]
-        value = getattr(sampler, field.name)
-        if _BEFORE not in field.metadata or value not in (
-            None,
-            field.metadata[_BEFORE],
-        ):
+        value, before = getattr(sampler, field.name), field.metadata.get(_BEFORE)
+        if before is None or value not in (None, before):
             said[field.name] = value
     return said
 
 
 def from_dict(said: dict[str, Any]) -> Sampler:
     """Returns the sampler of which :func:`as_dict` made a dictionary."""
-    kind = _KINDS[said["sampler"]]
-    fields: dict[str, Any] = {x.name: x.metadata for x in dataclasses.fields(kind)}
-    before = {n: x[_BEFORE] for n, x in fields.items() if _BEFORE in x}
-    given = {name: value for name, value in said.items() if name != "sampler"}
-    return kind(**before | given)
+    given = dict(said)
+    kind: Any = _KINDS[given.pop("sampler")]
+    fields = [x for x in dataclasses.fields(kind) if _BEFORE in x.metadata]
+    return kind(**{x.name: x.metadata[_BEFORE] for x in fields} | given)

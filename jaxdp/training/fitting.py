@@ -279,8 +279,8 @@ def fit(
         mesh, lambda: None if begun is None else begun(reserved, numbers)
     )
     frozen = replaying.frozen(task.params, task.trainable)
-    gathered = functools.partial(recording.gathered, plan, frozen)
-    gathered = gathered if recorded else _nothing
+    gather = functools.partial(recording.gather, plan, frozen)
+    gather = gather if recorded else _nothing
     with contextlib.nullcontext() if recorder is None else recorder.ledger:
         if in_chunks:
             asked = None if stop is None else parallel.where_any(mesh, stop)
@@ -288,7 +288,7 @@ def fit(
                 *(plan, size, callback, progress, asked),
                 mesh=mesh,
                 shows=shows,
-                gathered=gathered,
+                gather=gather,
             )
             with streaming.steps(
                 program.run, keys, plan, task.data, mesh, size
@@ -300,7 +300,7 @@ def fit(
             seconds = time.perf_counter() - begin
         times = compile_seconds, seconds
         keep = keep_noise_roots
-        result = _result(task, keys, carry, 0, times, recorder, gathered, keep)
+        result = _result(task, keys, carry, 0, times, recorder, gather, keep)
     if recorder is None and ledger is not None:  # Process 0 counted.
         result.report["steps_charged"] = plan.num_steps
     if not several:
@@ -419,7 +419,7 @@ def resume(
         def checked() -> preparing.Task:
             _check_stop(stop, ledger, mesh)
             streamed = bool(at.record.header.get("streamed"))
-            task = preparing.checked(given, callback, begun=streamed)
+            task = preparing.checked(given, callback, streamed=streamed)
             parallel.check_device(mesh, params=params, data=task.data)
             recording.check_unit(at, task)
             return task
@@ -455,11 +455,11 @@ def resume(
         )
         asked = None if stop is None else parallel.where_any(mesh, stop)
         frozen = replaying.frozen_of(at.record.header)
-        gathered = functools.partial(recording.gathered, at.plan, frozen)
+        gather = functools.partial(recording.gather, at.plan, frozen)
         chunks = _Chunks(
             *(at.plan, size, callback, progress, asked, at.charged, mesh),
             shows=parallel.where_any(mesh, lambda: callback is not None)(),
-            gathered=gathered,
+            gather=gather,
         )
         with streaming.steps(
             program.run, at.keys, at.plan, task.data, mesh, size
@@ -470,7 +470,7 @@ def resume(
             parallel.check_same(mesh, at.keys, **{"parameters and optimizer": rebuilt})
             carry, seconds = chunks.run(step, carry, at.done, at.last, recorder)
         times, keep = (compile_seconds, seconds), keep_noise_roots
-        of_end = recorder, gathered, keep
+        of_end = recorder, gather, keep
         result = _result(task, at.keys, carry, at.done, times, *of_end)
     if recorder is None:
         result.report["steps_charged"] = at.charged(at.last)
@@ -505,7 +505,7 @@ class _Chunks(NamedTuple):
     charged: Callable[[int], int] = int  # steps that count as released, after a step
     mesh: Mesh | None = None  # of processes that end together where one cannot go on
     shows: bool = False  # whether one of them has a callback
-    gathered: Callable[[Any], recording.Gathered] = _nothing  # for the record
+    gather: Callable[[Any], recording.Gathered] = _nothing  # for the record
 
     def run(
         self,
@@ -545,7 +545,7 @@ class _Chunks(NamedTuple):
                 carry = jax.block_until_ready(step(carry, first, end))
                 seconds += time.perf_counter() - begin
                 after = functools.partial(
-                    self._after, carry, first, end, recorder, self.gathered(carry)
+                    self._after, carry, first, end, recorder, self.gather(carry)
                 )
                 parallel.together(self.mesh, after)
                 del after  # And what it gathered.
@@ -641,7 +641,7 @@ def _rebuilt(
     first = max((known for known in states if known <= until), default=0)
     # These steps are done, and on record.
     chunks = chunks._replace(stop=None)
-    silent = chunks._replace(callback=None, shows=False, mesh=None, gathered=_nothing)
+    silent = chunks._replace(callback=None, shows=False, mesh=None, gather=_nothing)
     if task.plan.replayable:
         again: Any = None  # A checkpoint alone needs no program.
         if first < until or chunks.shows:
@@ -665,7 +665,7 @@ def _rebuilt(
         carry, _ = silent.run(step, carry, until, at.done, None)
         known, digest = recording.replayed_to(at)
         same, end = carry, states.get(at.done)
-        gathered = chunks.gathered(carry)
+        gathered = chunks.gather(carry)
 
         def check() -> None:
             recording.check_recomputed(at, until, same, gathered, end)
@@ -777,7 +777,7 @@ def _result(
     first: int,
     times: tuple[float, float],
     recorder: recording.Recorder | None,
-    gathered: Callable[[Any], recording.Gathered],
+    gather: Callable[[Any], recording.Gathered],
     keep_noise_roots: bool,
 ) -> loop.FitResult:
     """Returns the result of a run whose steps from ``first`` on took ``times`` now."""
@@ -790,7 +790,7 @@ def _result(
     more |= {"device": device.device_kind} | timing
     report = reporting.Report(reporting.report(plan, made) | more)
     # Releases that give the parameters back need nothing at the end.
-    at_end = recording.Gathered() if plan.replayable else gathered(carry)
+    at_end = recording.Gathered() if plan.replayable else gather(carry)
     if recorder is not None:
         report["steps_charged"] = recorder.charged
         keep = keep_noise_roots

@@ -62,18 +62,19 @@ def unit_of(data: Any) -> str:
 
 
 def checked(
-    task: Task, callback: Any, *, streams: bool = True, begun: bool | None = None
+    task: Task, callback: Any, *, streams: bool = True, streamed: bool | None = None
 ) -> Task:
     """Returns a task whose arguments are checked, with data that cannot change in place.
 
-    A source becomes a ``streaming.Stream``, where the caller ``streams``; ``begun`` says of
-    a run that goes on whether it began with one. It waits for no other process.
+    A source becomes a ``streaming.Stream``, where the caller ``streams``. ``streamed``: of
+    a run that goes on, whether it began with a source; None of a new run. It waits for no
+    other process.
     """
     stream, data = None, task.data
     if not (streams and isinstance(data, Source)):
         batches.check_data(task.plan.run, data)
     if streams:
-        data = streaming.of_maps(data, task.plan, begun)
+        data = streaming.of_maps(data, task.plan, streamed)
         if isinstance(data, Source):
             stream = streaming.opened(data, task.plan)
     parallel.check_algorithm(task.mesh, task.plan, task.params)

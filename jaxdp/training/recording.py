@@ -181,7 +181,7 @@ class Gathered(NamedTuple):
     leaves: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
-def gathered(plan: Plan, frozen: frozenset[str], carry: loop.Carry) -> Gathered:
+def gather(plan: Plan, frozen: frozenset[str], carry: loop.Carry) -> Gathered:
     """Returns what a record needs of split leaves; all processes call this together.
 
     Leaves of checkpoints are gathered one at a time, whole on every device meanwhile.

@@ -63,15 +63,15 @@ class Stream:
         return found
 
 
-def of_maps(data: Any, plan: Plan, begun: bool | None = None) -> Any:
+def of_maps(data: Any, plan: Plan, streamed: bool | None = None) -> Any:
     """Returns large memory-mapped arrays as a source, where steps read a part of them.
 
-    Warns of those that are read whole nevertheless. Of a run that goes on, ``begun`` says
-    whether it began with a source: it does so again.
+    Warns of those that are read whole nevertheless. Of a run that goes on, ``streamed``
+    says whether it began with a source: it does so again.
     """
     leaves = jax.tree.leaves(data)
     large = [x.nbytes for x in leaves if isinstance(x, np.memmap) and x.nbytes > _LARGE]
-    if isinstance(data, Source) or begun is False or not (large or begun):
+    if isinstance(data, Source) or streamed is False or not (large or streamed):
         return data
     if _reads_all(plan):
         reason = f"{plan.family} with {plan.sampling!r} reads all records in a step"
@@ -86,9 +86,10 @@ def of_maps(data: Any, plan: Plan, begun: bool | None = None) -> Any:
             return ArraySource(own)
         except ValueError as error:
             reason = str(error)
-    size = max(large, default=0) >> 20
-    said = f"data has a memory-mapped array of {size} MiB, and is read whole"
-    warnings.warn(f"{said}: {reason}", stacklevel=5)
+    if large:
+        size = max(large) >> 20
+        said = f"data has a memory-mapped array of {size} MiB, and is read whole"
+        warnings.warn(f"{said}: {reason}", stacklevel=6)
     return data
 
 

@@ -522,11 +522,8 @@ def test_no_message_tells_how_long_a_text_is_or_what_it_says(kind: str) -> None:
         assert "24" not in repr(grouped) and "[s]" not in repr(grouped)
 
 
-def test_a_map_that_was_changed_in_memory_is_read_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_map_that_was_changed_in_memory_is_read_there(tmp_path: Path) -> None:
     """And a view of a map is a file, which may not change."""
-    monkeypatch.setattr(array_source, "_SMALL", 0)
     np.save(tmp_path / "x.npy", np.full((6, 2), 7.0))
     own = np.load(tmp_path / "x.npy", mmap_mode="c")
     source = data.ArraySource(own)

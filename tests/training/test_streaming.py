@@ -146,10 +146,13 @@ def test_a_large_map_that_is_read_whole_warns(
     monkeypatch.setattr(streaming, "_LARGE", DATA["x"].nbytes - 1)
     monkeypatch.setattr(streaming, "_MOST_WORDS", N - ("number" in said))
     with (
-        pytest.warns(UserWarning, match=f"data has a memory-mapped array .*{said}"),
+        pytest.warns(
+            UserWarning, match=f"data has a memory-mapped array .*{said}"
+        ) as found,
         pytest.raises(TypeError, match="microbatch_size must be"),
     ):
         fit(plan, maps, microbatch_size="few")
+    assert [x.filename for x in found] == [__file__]
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,10 @@ def empty(
     return batch | ({"span": np.zeros(shape, bool)} if span else {})
 
 
-def kept_back(private: bool) -> contextlib.AbstractContextManager[None]:
-    """Leaves out what ``with`` does for a private record that is refused there.
+def empty_if_private(private: bool) -> contextlib.AbstractContextManager[None]:
+    """Leaves the row of a refused private record empty, in place of the error.
 
-    Its row stays empty: nothing of it counts, and it does not decide whether a run begins.
+    Nothing of it counts, and it does not decide whether a run begins.
     """
     # Whatever it raises: packages of tokenizers and templates raise what they like.
     return contextlib.suppress(*[Exception] if private else [])

@@ -20,7 +20,7 @@ from jaxdp.data import values
 from jaxdp.models.language import text
 from jaxdp.models.language._chat_templates import Chat, Message
 from jaxdp.models.language._records import Record, text_of
-from jaxdp.models.language._rows import Batch, Side, check, empty, kept_back, put
+from jaxdp.models.language._rows import Batch, Side, check, empty, empty_if_private, put
 from jaxdp.models.language._tokenizers import Tokenizer
 
 _ASSISTANT = "assistant"
@@ -89,7 +89,7 @@ def encode_instruction(
     _check(tokenizer, max_length, span_length, truncate)
     batch = empty((len(records),), max_length, tokenizer, span=True)
     for i, record in enumerate(records):
-        with kept_back(private):
+        with empty_if_private(private):
             messages = _messages(record, "messages", i)
             tokens, answers = _encoded(tokenizer, messages, i, record)
             left = truncate == "left"
@@ -275,7 +275,7 @@ def _pairs(
         )
     batch = empty((len(records), 2), max_length, tokenizer, span=True)
     for i, record in enumerate(records):
-        with kept_back(private):  # Both before either is written.
+        with empty_if_private(private):  # Both before either is written.
             both = [_answered(tokenizer, record, x, i) for x in ("chosen", "rejected")]
             for k, (tokens, said) in enumerate(both):
                 start = int(np.argmax(said))

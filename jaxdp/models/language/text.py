@@ -21,7 +21,7 @@ from jaxdp.data import values
 from jaxdp.models.language._records import Record, text_of
 from jaxdp.models.language._records import labels as labels
 from jaxdp.models.language._records import read_records as read_records
-from jaxdp.models.language._rows import Batch, Side, check, empty, kept_back, put
+from jaxdp.models.language._rows import Batch, Side, check, empty, empty_if_private, put
 from jaxdp.models.language._tokenizers import Tokenizer as Tokenizer
 
 #: Names in a template that are no fields.
@@ -197,7 +197,7 @@ def encode_classification(
     room = max_length - len(tokenizer.start) - len(tokenizer.end)
     form.check(room)
     for i, record in enumerate(records):
-        with kept_back(private):
+        with empty_if_private(private):
             filled, where = form.fill(record, i, room, truncate)
             tokens = [*tokenizer.start, *filled, *tokenizer.end]
             put(batch, i, tokens)
@@ -279,7 +279,7 @@ def encode_choices(
     valid = np.zeros((len(records), num_choices), bool)
     form.check(room)
     for i, record in enumerate(records):
-        with kept_back(private):
+        with empty_if_private(private):
             prompt = tokenizer.start + form.fill(record, i, room, truncate)[0]
             texts = choices
             if isinstance(choices, str):
@@ -350,7 +350,7 @@ def encode_generation(
     batch = empty((len(records),), max_length, tokenizer, span=True)
     form.check(room)
     for i, record in enumerate(records):
-        with kept_back(private):
+        with empty_if_private(private):
             many = isinstance(record.get(answer), list)
             text = (
                 _list(record, answer, i, at_least=1)[0]

@@ -189,7 +189,7 @@ def test_templates_run_in_a_sandbox() -> None:
             made.encode_chat([ASKED])
 
 
-def test_what_a_template_says_of_a_message_is_kept_back() -> None:
+def test_what_a_template_says_of_a_message_is_empty_if_private() -> None:
     source = "{{ raise_exception('no role ' + messages[0].role) }}"
     made = text.Tokenizer(make_chats.make_backend(), CONFIG, None, source)
     with pytest.raises(ValueError, match="refuses") as error:

@@ -268,7 +268,10 @@ def with_spaces(kind: str) -> text.Tokenizer:
 @pytest.mark.parametrize("kind", SPACES)
 def test_pieces_have_the_tokens_of_the_whole_text(kind: str) -> None:
     made = with_spaces(kind)
-    whole = lambda string: made.backend.encode(string).ids  # noqa: E731
+
+    def whole(string: str) -> list[int]:
+        return made.backend.encode(string).ids
+
     form: Any = {"max_length": 24, "span_length": 4}
     for template, answer, want in (
         ("{text} It was", "good", "a film It was good"),
