@@ -279,8 +279,16 @@ def test_texts_of_before_mean_four_deviations(sampler: Any, rows: int) -> None:
     old = type(sampler).__new__(type(sampler))
     old.__setstate__(state)
     assert old == found and copy.deepcopy(sampler) == sampler
+    mine = type("Mine", (type(sampler),), {})(**dataclasses.asdict(sampler))
+    assert type(copy.copy(mine)) is type(mine) and copy.copy(mine) == mine
     free = dataclasses.replace(sampler, max_deviations=None)
     assert samplers.as_dict(free) == said
+
+
+def test_the_sampler_of_a_phase_is_copied() -> None:
+    whole = sampling.SinglePassRestarts(period=2, restart_batch_size=8, batch_size=2)
+    part = whole.of_phase("restart")
+    assert vars(copy.copy(part)) == vars(part)
 
 
 @pytest.mark.parametrize("q", [0, 1, -0.1, math.nan, 2])

@@ -75,6 +75,7 @@ class ArraySource(Source):
         self._arrays, self._leaves = arrays, [leaf for _, leaf in named]
         files = [_file(leaf) for leaf in self._leaves]
         self._files = stamps(file for file in files if file is not None)
+        _check_maps(self._leaves)
         self._read = [_reader(self, leaf) for leaf in self._leaves]
 
     def __len__(self) -> int:
@@ -113,14 +114,43 @@ def _file(leaf: np.ndarray) -> Any:
     return root.filename if isinstance(root, np.memmap) else None
 
 
+def _check_maps(leaves: Iterable[np.ndarray]) -> None:
+    """Requires maps of the files that are there now: another has other records in a row."""
+    for leaf in leaves:
+        path, root = _file(leaf), _root(leaf)
+        if path is None or not root.nbytes:
+            continue
+        now = np.memmap(path, np.uint8, "r") if os.path.getsize(path) else np.empty(0)
+        if _mapped(now) != _mapped(root):
+            raise ValueError(
+                "data must be maps of files as they are now, got one of a file that was "
+                f"exchanged since, at {path!r}"
+            )
+
+
+def _mapped(array: np.ndarray) -> str:
+    """Returns device and inode of the file in an array's memory; empty if nobody says."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as lines:
+            for line in lines:
+                places, _, _, device, inode, *_ = line.split(maxsplit=5)
+                begin, end = (int(place, 16) for place in places.split("-"))
+                if begin <= array.ctypes.data < end:
+                    return f"{device} {inode}"
+    except OSError:
+        pass  # Not Linux.
+    return ""
+
+
 def _reader(owner: Any, leaf: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """Returns what reads rows of an array, from its file if it can; ``owner`` keeps it."""
     root, path = _root(leaf), _file(leaf)
     # What a map of mode "c" was changed to is in no file.
     path = None if getattr(root, "mode", "") == "c" else path
     mapped = leaf.flags.c_contiguous and isinstance(root.base, mmap.mmap)
-    small = leaf.nbytes <= _SMALL
-    if small or path is None or not mapped or not hasattr(os, "preadv"):
+    # Where nobody says which file is mapped, the one of that name may be another.
+    known = mapped and hasattr(os, "preadv") and _mapped(root)
+    if leaf.nbytes <= _SMALL or path is None or not known:
         return lambda indices: np.asarray(leaf)[indices]
     offset = root.offset + leaf.ctypes.data - root.ctypes.data
     file = os.open(path, os.O_RDONLY)

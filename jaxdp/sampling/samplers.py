@@ -38,8 +38,11 @@ class Sampler:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a pickled or copied sampler, also one of before there was some field."""
-        made = from_dict({"sampler": type(self).__name__, **state})
-        self.__dict__.update(made.__dict__)
+        fields: Any = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
+        before = {x.name: x.metadata[_BEFORE] for x in fields if _BEFORE in x.metadata}
+        self.__dict__.update(before | state)
+        if before.keys() - state.keys():
+            self.__post_init__()  # pyright: ignore
 
     #: Whether privacy is amplified because nobody knows which records it picks.
     amplifies: ClassVar[bool] = False

@@ -73,10 +73,10 @@ def checked(
     stream, data = None, task.data
     if not (streams and isinstance(data, Source)):
         batches.check_data(task.plan.run, data)
-    if streams:
-        data = streaming.of_maps(data, task.plan, streamed)
-        if isinstance(data, Source):
-            stream = streaming.opened(data, task.plan)
+    whole = "" if streams else "a study has its data on the device"
+    data = streaming.of_maps(data, task.plan, streamed, whole=whole)
+    if isinstance(data, Source):
+        stream = streaming.opened(data, task.plan)
     parallel.check_algorithm(task.mesh, task.plan, task.params)
     parallel.check_signs(task.mesh, task.plan, task.params)
     validate.is_callable(value_fn=task.value_fn)

@@ -63,39 +63,53 @@ class Stream:
         return found
 
 
-def of_maps(data: Any, plan: Plan, streamed: bool | None = None) -> Any:
+def of_maps(
+    data: Any, plan: Plan, streamed: bool | None = None, *, whole: str = ""
+) -> Any:
     """Returns large memory-mapped arrays as a source, where steps read a part of them.
 
     Warns of those that are read whole nevertheless. Of a run that goes on, ``streamed``
-    says whether it began with a source: it does so again.
+    says whether it began with a source: it does so again. ``whole`` is a caller's reason to
+    read all records.
     """
     leaves = jax.tree.leaves(data)
-    large = [x.nbytes for x in leaves if isinstance(x, np.memmap) and x.nbytes > _LARGE]
+    large = [x for x in leaves if _is_map(x) and x.nbytes > _LARGE]
     if isinstance(data, Source) or streamed is False or not (large or streamed):
         return data
-    if _reads_all(plan):
-        reason = f"{plan.family} with {plan.sampling!r} reads all records in a step"
-    elif _draws_many(plan):
-        reason = f"{plan.sampling!r} makes a number for each record in a step"
-    elif not all(isinstance(x, np.ndarray) for x in leaves):
-        reason = "not all of its leaves are NumPy arrays"
-    else:
+    reason = whole or _whole(plan)
+    if not reason and not streamed:
+        if not all(isinstance(x, np.ndarray) for x in leaves):
+            reason = "not all of its leaves are NumPy arrays"
+        elif any(x.mode != "r" for x in large):
+            reason = "it may change in place, unless it is mapped with mode='r'"
+    if not reason:
         try:
-            # A change in place is seen by its file's time, or is none of a copy.
-            own = jax.tree.map(lambda x: x if _of_file(x) else np.array(x), data)
-            return ArraySource(own)
+            # A change of a file is seen by its time, and one in place is none of a copy.
+            keeps = lambda x: _is_map(x) and x.mode == "r"  # noqa: E731
+            return ArraySource(
+                jax.tree.map(lambda x: x if keeps(x) else np.array(x), data)
+            )
         except ValueError as error:
             reason = str(error)
     if large:
-        size = max(large) >> 20
+        size = max(x.nbytes for x in large) >> 20
         said = f"data has a memory-mapped array of {size} MiB, and is read whole"
-        warnings.warn(f"{said}: {reason}", stacklevel=6)
+        warnings.warn(f"{said}: {reason}", stacklevel=4 if whole else 6)
     return data
 
 
-def _of_file(array: np.ndarray) -> bool:
-    """Returns True for a map whose changes are its file's."""
-    return isinstance(array, np.memmap) and array.mode != "c"
+def _is_map(array: Any) -> bool:
+    """Returns True for a map of a file; NumPy calls copies of one memory-mapped, too."""
+    return isinstance(array, np.memmap) and array.filename is not None
+
+
+def _whole(plan: Plan) -> str:
+    """Returns why a plan's steps need data in memory; empty where they do not."""
+    if _reads_all(plan):
+        return f"{plan.family} with {plan.sampling!r} reads all records in a step"
+    if _draws_many(plan):
+        return f"{plan.sampling!r} makes a number for each record in a step"
+    return ""
 
 
 def opened(source: Source, plan: Plan) -> Stream:

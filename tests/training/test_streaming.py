@@ -14,6 +14,7 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys, plans, sampling
+from jaxdp.core import array_source
 from jaxdp.core import keys as keys_lib
 from jaxdp.data import ArraySource, IteratorSource
 from jaxdp.training import streaming
@@ -85,14 +86,19 @@ def test_steps_read_their_own_records_of_a_large_map(
         chex.assert_trees_all_equal(result.params, whole.params)
 
 
-@pytest.mark.parametrize("began", ["whole", "map"])
+@pytest.mark.parametrize("began", ["whole", "map", "map, then JAX"])
 def test_a_run_goes_on_as_it_began_with_a_map_or_without(
     began: str, source: ArraySource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Also one of before, whose header does not say how it began."""
     plan, maps = make_plan(POISSON, num_steps=4), source._arrays
     monkeypatch.setattr(streaming, "_LARGE", DATA["x"].nbytes - 1)
-    first, then = (maps, DATA) if began == "map" else (DATA, maps)
+    first, then = (DATA, maps) if began == "whole" else (maps, DATA)
+    if "JAX" in began:  # Whose floats have 32 bits, as those of the map then.
+        monkeypatch.setattr(streaming, "_LARGE", DATA["x"].nbytes // 2 - 1)
+        np.save(tmp_path / "x.npy", X.astype(np.float32))
+        first = maps | {"x": np.load(tmp_path / "x.npy", mmap_mode="r")}
+        then = jax.tree.map(jnp.asarray, DATA)
     with pytest.raises(jaxdp.Stopped):
         fit(
             plan, first, ledger=tmp_path / "run", chunk=1, stop=iter([0, 0, 1]).__next__
@@ -108,21 +114,42 @@ def test_a_run_goes_on_as_it_began_with_a_map_or_without(
 def test_what_is_changed_in_place_beside_a_map_is_a_copy(
     source: ArraySource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    maps = source._arrays | {"y": DATA["y"].copy()}
+    """Also what NumPy calls a map, and is a copy of one."""
+    copied = np.load(tmp_path / "y.npy", mmap_mode="r").copy()
+    assert isinstance(copied, np.memmap)
+    maps = source._arrays | {"y": copied}
     monkeypatch.setattr(streaming, "_LARGE", DATA["x"].nbytes - 1)
     plan = make_plan(POISSON, num_steps=4)
 
     def change(*_: Any) -> None:
-        maps["y"][:] = 1 - maps["y"]
+        copied[:] = 1 - copied
 
+    whole = fit(plan, DATA)
     changed = fit(plan, maps, chunk=1, callback=change)
-    chex.assert_trees_all_equal(changed.params, fit(plan, DATA).params)
+    chex.assert_trees_all_equal(changed.params, whole.params)
     (tmp_path / "x.npy").unlink()
     with pytest.warns(
         UserWarning, match="read whole: data must be files that are there"
     ):
-        gone = fit(plan, maps | {"y": DATA["y"]})
-    chex.assert_trees_all_equal(gone.params, changed.params)
+        gone = fit(plan, source._arrays)
+    chex.assert_trees_all_equal(gone.params, whole.params)
+
+
+@pytest.mark.parametrize("small", [0, 2**28])
+def test_a_file_that_was_exchanged_after_it_was_mapped_is_not_read(
+    small: int, source: ArraySource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One person could be in two rows: in features of the one file, labels of the other."""
+    plan, maps = make_plan(POISSON, num_steps=4), source._arrays
+    monkeypatch.setattr(array_source, "_SMALL", small)
+    monkeypatch.setattr(streaming, "_LARGE", DATA["x"].nbytes - 1)
+    np.save(tmp_path / "other.npy", DATA["x"][::-1])
+    (tmp_path / "other.npy").rename(tmp_path / "x.npy")
+    with pytest.raises(ValueError, match="a file that was exchanged since"):
+        ArraySource(maps)
+    with pytest.warns(UserWarning, match="read whole: .* exchanged since"):
+        found = fit(plan, maps)
+    chex.assert_trees_all_equal(found.params, fit(plan, DATA).params)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +158,10 @@ def test_what_is_changed_in_place_beside_a_map_is_a_copy(
         (sampling.FullBatch(), {}, "reads all records in a step"),
         (POISSON, {"y": jnp.asarray(DATA["y"])}, "not all .* are NumPy arrays"),
         (sampling.TruncatedPoisson(sampling_prob=0.5), {}, "makes a number for each"),
+        (POISSON, {"x": "c"}, "may change in place, unless .* mode='r'"),
+        (POISSON, {"x": "r+"}, "may change in place, unless .* mode='r'"),
     ],
-    ids=["all", "JAX", "half"],
+    ids=["all", "JAX", "half", "c", "r+"],
 )
 def test_a_large_map_that_is_read_whole_warns(
     sampler: Any,
@@ -140,8 +169,11 @@ def test_a_large_map_that_is_read_whole_warns(
     said: str,
     source: ArraySource,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """When arguments are checked, before anything is read."""
+    if isinstance(mode := changes.get("x"), str):
+        changes = {"x": np.load(tmp_path / "x.npy", mmap_mode=mode)}  # pyright: ignore
     plan, maps = make_plan(sampler), source._arrays | changes
     monkeypatch.setattr(streaming, "_LARGE", DATA["x"].nbytes - 1)
     monkeypatch.setattr(streaming, "_MOST_WORDS", N - ("number" in said))

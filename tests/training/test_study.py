@@ -1,6 +1,7 @@
 """Studies: every setting and seed is the run that ``fit`` would make, in one program."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 
 import jaxdp
 from jaxdp import Keys, plans, sampling
+from jaxdp.training import streaming
 from tests import methods
 from tests.training import problem
 
@@ -44,6 +46,22 @@ def study(plan: Any, **changes: Any) -> Any:
         "seeds": 2,
     }
     return jaxdp.study(plan, problem.PARAMS, problem.DATA, **(given | changes))
+
+
+def test_a_large_map_that_a_study_reads_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "_LARGE", 1)
+    np.save(tmp_path / "x.npy", np.ones((problem.N, 2), np.float32))
+    data = np.load(tmp_path / "x.npy", mmap_mode="r")
+    given: Any = {"value_fn": problem.value_fn, "score_fn": out_norm}
+    given |= {"optimizer": optax.sgd, "grid": {"learning_rate": RATES}}
+    with (
+        pytest.warns(UserWarning, match="read whole: a study") as found,
+        pytest.raises(TypeError, match="microbatch_size"),
+    ):
+        jaxdp.study(dpgd(), problem.PARAMS, data, **given, microbatch_size="few")
+    assert [x.filename for x in found] == [__file__]
 
 
 def test_settings_are_those_of_fit() -> None:

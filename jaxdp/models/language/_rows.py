@@ -1,6 +1,7 @@
 """Rows of tokens of one fixed length, and the checks of what they are made by."""
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -42,13 +43,21 @@ def empty(
     return batch | ({"span": np.zeros(shape, bool)} if span else {})
 
 
-def empty_if_private(private: bool) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def empty_if_private(private: bool) -> Iterator[None]:
     """Leaves the row of a refused private record empty, in place of the error.
 
     Nothing of it counts, and it does not decide whether a run begins.
     """
-    # Whatever it raises: packages of tokenizers and templates raise what they like.
-    return contextlib.suppress(*[Exception] if private else [])
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except (
+        BaseException
+    ):  # Packages raise what they like: Rust's panics are no Exception.
+        if not private:
+            raise
 
 
 def put(batch: Batch, index: Any, tokens: list[int], span: int | None = None) -> None:

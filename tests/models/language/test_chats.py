@@ -369,6 +369,17 @@ def test_an_empty_conversation_is_named() -> None:
         chats.encode_instruction(made, [empty], **form)
 
 
+def test_a_template_that_says_nothing_is_named() -> None:
+    made = text.Tokenizer(make_chats.make_backend(), CONFIG, None, "{# nothing #}")
+    form: Any = {"max_length": 64, "span_length": 20}
+    said = [record(message("user", "a"), message("assistant", "b"))]
+    with pytest.raises(ValueError, match=r"^record 1: "):
+        chats.encode_instruction(made, said, **form)
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    with pytest.raises(ValueError, match=r"^record 1: "):
+        chats.encode_preference(made, [pair], **form)
+
+
 def test_an_answer_that_is_cut_away_is_refused() -> None:
     with pytest.raises(
         ValueError,

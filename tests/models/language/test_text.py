@@ -265,6 +265,22 @@ def with_spaces(kind: str) -> text.Tokenizer:
     return text.Tokenizer(backend, config)
 
 
+def test_a_text_that_follows_has_no_part_of_what_is_before_it() -> None:
+    """Where a token would be of both, another text stands before it."""
+    words = {"\u2581": 3, "a": 4, "\u2581a": 5, ".": 6, "\n": 7, "\n\u2581": 8}
+    merges = [("\n", "\u2581"), ("\u2581", "a")]
+    backend = tokenizers.Tokenizer(models.BPE(words, merges))
+    spaced = normalizers.Replace(" ", "\u2581")
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), spaced])
+    made = text.Tokenizer(backend, tiny_config("llama"))
+    assert made.encode("\n a") == [3, 8, 4] and made.encode(" a") == [3, 5]
+    assert made.encode_after(" a") == [5]
+    # One that takes spaces away in place of putting one there is asked for the text alone.
+    backend.normalizer = normalizers.Sequence([normalizers.Strip(right=False), spaced])
+    made = text.Tokenizer(backend, tiny_config("llama"))
+    assert made.encode_after(" a") == made.encode(" a") == [4]
+
+
 @pytest.mark.parametrize("kind", SPACES)
 def test_pieces_have_the_tokens_of_the_whole_text(kind: str) -> None:
     made = with_spaces(kind)
@@ -606,6 +622,7 @@ def test_no_private_record_s_text_stops_a_run(opt: text.Tokenizer, wrong: Any) -
         text.encode_classification(opt, records, **given)
     found = text.encode_classification(opt, records, private=True, **given)
     assert found.pop("valid").tolist() == [True, False, True]
+    assert found["position"][1] == 0
     for name, rows in text.encode_classification(opt, records[::2], **given).items():
         np.testing.assert_array_equal(found[name][::2], rows)
 
@@ -613,7 +630,7 @@ def test_no_private_record_s_text_stops_a_run(opt: text.Tokenizer, wrong: Any) -
 def test_no_private_record_stops_a_run_by_what_the_package_raises(
     roberta: text.Tokenizer,
 ) -> None:
-    words = tokenizers.Tokenizer(models.WordLevel({"a": 5}, "none"))
+    words = tokenizers.Tokenizer(models.WordLevel({"a": 5, " a": 6}, "none"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     made = text.Tokenizer(words, OPT)
     records: Any = [{"q": "a", "answer": "a"}, {"q": "b", "answer": "a"}]
@@ -622,10 +639,28 @@ def test_no_private_record_stops_a_run_by_what_the_package_raises(
         text.encode_generation(made, records, **given)
     found = text.encode_generation(made, records, private=True, **given)
     assert found["span"].any(axis=1).tolist() == [True, False]
-    # What is public is refused all the same.
+    # Rust's panics are no Exception of Python.
+    words.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("(a+)+b"), "isolated")
+    records[1]["q"] = 40 * "a"
+    with pytest.raises(BaseException, match="retry-limit") as caught:
+        text.encode_generation(made, records, **given)
+    assert not isinstance(caught.value, Exception)
+    found = text.encode_generation(made, records, private=True, **given)
+    assert found["span"].any(axis=1).tolist() == [True, False]
+
+
+def test_what_is_public_is_refused_of_private_records_too(
+    roberta: text.Tokenizer, opt: text.Tokenizer
+) -> None:
+    records: Any = [{"q": "a", "answer": "a", "choices": ["a", "b"]}]
     form: Any = {"private": True, "max_length": 4, "template": "It was {q} {mask} ."}
     with pytest.raises(ValueError, match="max_length leaves room for 2 tokens"):
         text.encode_classification(roberta, records, **form)
+    form |= {"max_length": 8, "span_length": 3, "template": "It was a film. {q}"}
+    with pytest.raises(ValueError, match="max_length leaves room for"):
+        text.encode_generation(opt, records, **form)
+    with pytest.raises(ValueError, match="max_length leaves room for"):
+        text.encode_choices(opt, records, choices="choices", num_choices=2, **form)
 
 
 def test_a_prompt_must_leave_room_for_what_is_written(opt: text.Tokenizer) -> None:
