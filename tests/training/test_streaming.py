@@ -127,6 +127,7 @@ def test_what_is_changed_in_place_beside_a_map_is_a_copy(
     whole = fit(plan, DATA)
     changed = fit(plan, maps, chunk=1, callback=change)
     chex.assert_trees_all_equal(changed.params, whole.params)
+    fit(plan, DATA | {"x": maps["x"].copy()})  # Which warns of nothing.
     (tmp_path / "x.npy").unlink()
     with pytest.warns(
         UserWarning, match="read whole: data must be files that are there"

@@ -53,9 +53,8 @@ def empty_if_private(private: bool) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except (
-        BaseException
-    ):  # Packages raise what they like: Rust's panics are no Exception.
+    except BaseException:
+        # Packages raise what they like: panics of Rust are no Exception.
         if not private:
             raise
 
