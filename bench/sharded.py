@@ -51,6 +51,8 @@ TINY: dict[str, programs.Shape] = {
 #: Devices that share the records, and those that split the parameters.
 MESHES = {1: (1, 1), 8: (1, 8), 32: (4, 8)}
 LAW = "gaussian"
+#: What is counted: sums of integers apart from other sums.
+KINDS = ("integers", *sorted(hlo.COLLECTIVES))
 #: What is compiled for: 32 chips, of 95 GB each.
 CHIP, BOARD = "v5p", "2x4x4"
 
@@ -119,13 +121,12 @@ def rows_of(
     kernel = max(
         x.size * x.dtype.itemsize / x.shape[0] for x in jax.tree.leaves(layers)
     )
-    kinds = ("all-reduce", "all-gather", "integers", "other")
     return [
         *rows,
         Row(case, "arguments", memory.argument_size_in_bytes / 1e9, "GB"),
         Row(case, "temp memory", temp / 1e9, "GB"),
         Row(case, "temp memory in layers", temp / layer, "layers"),
-        *(Row(case, kind, moved[kind] / 1e6, "MB") for kind in kinds),
+        *(Row(case, kind, moved[kind] / 1e6, "MB") for kind in KINDS),
         Row(
             case,
             "largest all-gather over a layer's kernel",
@@ -211,8 +212,7 @@ def exchanged(of: hlo.Program) -> tuple[dict[str, float], dict[str, Result]]:
                 arrays = line.arrays[1:2] if sent else line.arrays
                 size = sum(x.size * hlo.BYTES[x.dtype] for x in arrays)
                 integers = {x.dtype for x in arrays} == {"s32"}
-                known = kind if kind in ("all-reduce", "all-gather") else "other"
-                total["integers" if integers else known] += runs * size
+                total["integers" if integers else kind] += runs * size
                 source = re.search(
                     r'op_name="[^"]*/closed_call/(?:Block/)?([^"]*)/\w+"', line.rest
                 )

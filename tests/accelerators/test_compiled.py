@@ -157,7 +157,7 @@ def test_a_tpu_exchanges_no_random_words(tmp_path: pathlib.Path) -> None:
     )
     values = by_place(json.loads(path.read_text(encoding="utf-8"))["rows"])
     for devices in (8, 32):  # From device to device, but for sums and activations.
-        assert values[f"tiny, {devices} devices", "other"] == 0
+        assert values[f"tiny, {devices} devices", "collective-permute"] == 0
     few, many = (values[f"tiny, {n} devices", "all-gather"] for n in (32, 8))
     assert few < many / 3
 

@@ -50,8 +50,8 @@ def test_results_of_collectives_are_counted(bench: Any) -> None:
     """In loops, of two turns at a time too, and fusions, and without what is sent."""
     moved, largest = bench.exchanged(hlo.Program(PROGRAM))
     whole, part = 2 * 8 * 64, 2 * 8 * 8
-    want = {"all-gather": 3 * whole, "all-reduce": 3 * whole, "other": 3 * part}
-    assert moved == want | {"integers": 4}
+    want = {"all-gather": 3 * whole, "all-reduce": 3 * whole, "integers": 4}
+    assert moved == want | {"collective-permute": 3 * part}
     assert largest["all-gather"] == (whole, "mlp/up")
 
 
@@ -70,7 +70,7 @@ def test_a_device_holds_and_receives_less_of_a_split_model(
     # Activations, of a quarter of the records; no weight is gathered.
     for metric in ("all-gather", "largest all-gather over a layer's kernel"):
         assert value(32, metric) < value(8, metric) / 3
-    assert value(8, "other") == value(1, "all-gather") == 0
+    assert value(8, "collective-permute") == value(1, "all-gather") == 0
     assert value(32, "integers") == 4e-6
     # Of gradients, too: a group adds the integers of its own part of the parameters.
     gradients = ", DP-GD"
