@@ -4,14 +4,18 @@
 and on memory-mapped files, in turn. The seconds are those of the steps (``train_seconds``):
 without compilation, with all reading. The files are in the system's cache, as those of a
 run that comes back to its records are; a disk that is slower than the steps is not hidden.
-Reading takes a core: it is hidden behind steps that cost more than their rows do. Files of
-up to 256 MiB are read through their map, larger ones by a call of the system for each row.
+Reading takes a core: it is hidden behind steps that cost more than their rows do. JAX
+computes with every core, and with one of them in the last case. Files of up to 256 MiB are
+read through their map, larger ones by a call of the system for each row.
 
 *Memory*: the peak of a process that trains on a file and digests it for its ledger, beside
-the same on a file of a hundredth of the size. The file is sparse.
+the same on a file of a hundredth of the size: a large file, and one of 100 million small
+records. The files are sparse.
 """
 
 import functools
+import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -39,21 +43,45 @@ CASES: dict[str, tuple[tuple[int, ...], int, int]] = {
     "256 hidden, by calls": ((256,), 300_000, 600),
     "2 x 1024 hidden, by calls": ((1024,) * 2, 300_000, 64),
     "4 x 2048 hidden, by calls": ((2048,) * 4, 300_000, 32),
+    "2 x 1024 hidden, by calls, one core computes": ((1024,) * 2, 300_000, 64),
 }
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 SGD = optax.sgd(0.1)
 
 
 def run(quick: bool) -> list[_harness.Row]:
     """Rows for each network, then those of memory."""
     rows: list[_harness.Row] = []
+    for case in CASES:
+        # A quick run has small files, which are all read through their maps.
+        if quick and "by calls" in case:
+            continue
+        rows += on_one_core(case) if "one core" in case else of_case(case, quick)
     with tempfile.TemporaryDirectory() as folder:
-        for case, (hidden, n, steps) in CASES.items():
-            # A quick run has small files, which are all read through their maps.
-            if quick and "by calls" in case:
-                continue
-            size = (20_000, 60, 3) if quick else (n, steps, 9)
-            rows += throughput(case, hidden, BATCH, *size, pathlib.Path(folder))
-        return rows + memory(2**29 if quick else 5 * 10**9, pathlib.Path(folder))
+        home = pathlib.Path(folder)
+        rows += memory("a large file", 2**29 if quick else 5 * 10**9, FEATURES, home)
+        return rows + memory("many records", 8 * 10 ** (6 if quick else 8), 2, home)
+
+
+def of_case(case: str, quick: bool) -> list[_harness.Row]:
+    """Rows of one of the networks."""
+    hidden, n, steps = CASES[case]
+    size = (20_000, 60, 3) if quick else (n, steps, 9)
+    with tempfile.TemporaryDirectory() as folder:
+        return throughput(case, hidden, BATCH, *size, pathlib.Path(folder))
+
+
+def on_one_core(case: str) -> list[_harness.Row]:
+    """Rows of a network in a process of its own, whose JAX has one thread."""
+    code = (
+        "import json; from bench import stream; "
+        f"print(json.dumps([x.__dict__ for x in stream.of_case({case!r}, False)]))"
+    )
+    environment = os.environ | {"NPROC": "1"}
+    out = subprocess.check_output(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment
+    )
+    return [_harness.Row(**row) for row in json.loads(out.splitlines()[-1])]
 
 
 def make_plan(n: int, batch: int, steps: int) -> plans.DPZero:
@@ -128,40 +156,40 @@ def throughput(
     ]
 
 
-def memory(size: int, folder: pathlib.Path) -> list[_harness.Row]:
+def memory(
+    case: str, size: int, features: int, folder: pathlib.Path
+) -> list[_harness.Row]:
     """Peak memory of processes that train on a file, and on one of a hundredth."""
     if not pathlib.Path("/proc/self/status").exists():
         note = "skipped: needs /proc"
-        return [_harness.Row("a large file", "peak memory", None, "MiB", note=note)]
+        return [_harness.Row(case, "peak memory", None, "MiB", note=note)]
     peaks = {}
     for bytes_ in (size // 100, size):
         path = folder / "sparse"
         with path.open("wb") as file:
-            file.truncate(bytes_ // (4 * FEATURES) * (4 * FEATURES))
-        code = f"from bench import stream; stream.child({str(path)!r})"
-        root = pathlib.Path(__file__).resolve().parents[1]
-        out = subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True)
+            file.truncate(bytes_ // (4 * features) * (4 * features))
+        code = f"from bench import stream; stream.child({str(path)!r}, {features})"
+        out = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
         peaks[bytes_] = float(out.split()[-1])
         path.unlink()
     small, large = peaks.values()
     return [
-        _harness.Row("a large file", "size of the data", size / 2**20, "MiB"),
-        _harness.Row(
-            "a large file", "peak memory", large, "MiB", "a hundredth", large / small
-        ),
-        _harness.Row("a large file", "peak memory over data", large * 2**20 / size, ""),
+        _harness.Row(case, "size of the data", size / 2**20, "MiB"),
+        _harness.Row(case, "records", size // (4 * features), ""),
+        _harness.Row(case, "peak memory", large, "MiB", "a hundredth", large / small),
+        _harness.Row(case, "peak memory over data", large * 2**20 / size, ""),
     ]
 
 
-def child(path: str) -> None:
+def child(path: str, features: int) -> None:
     """Trains on a file with a ledger, and prints the peak of this process in MiB."""
-    x = np.memmap(path, np.float32, "r").reshape(-1, FEATURES)
+    x = np.memmap(path, np.float32, "r").reshape(-1, features)
     plan = make_plan(len(x), 256, 50)
     with tempfile.TemporaryDirectory() as folder:
         jaxdp.fit(
             plan,
             jaxdp.Keys.insecure(0),
-            jnp.zeros(FEATURES),
+            jnp.zeros(features),
             jaxdp.data.ArraySource(x),
             value_fn=lambda w, batch: batch @ w,
             optimizer=SGD,

@@ -24,7 +24,7 @@ def test_rows_of_throughput(bench: Any, tmp_path: Path) -> None:
 
 def test_rows_of_memory(bench: Any, tmp_path: Path) -> None:
     """The file, of 400 MB, is not held: what it adds is less than a fourth of it."""
-    rows = bench.memory(400 * 10**6, tmp_path)
+    rows = bench.memory("a large file", 400 * 10**6, 256, tmp_path)
     found = {row.metric: row for row in rows}
     if found["peak memory"].value is None:
         pytest.skip("needs /proc")
