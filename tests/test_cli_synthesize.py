@@ -444,6 +444,10 @@ def refused(capsys: Any, *words: object) -> str:
         (("--bins", "large.json"), "--bins must have at most 4194304 cells"),
         (("--output", "in.csv"), "--output must be another file than --input"),
         (("--output", "bins.json"), "--output must be another file than --bins"),
+        (
+            ("--input", "o.csv.part", "--output", "o.csv"),
+            "--output must be another file than --input, and not be written by way of it",
+        ),
         (("--output", "other.csv"), "--output must be a new file, or --overwrite"),
         (("--output", "."), "--output must be a file, got the folder"),
         (("--output", "in.csv/o.csv"), "--output must be where files can be written"),
@@ -460,6 +464,7 @@ def test_mistakes_name_their_option(
     Path("other.csv").write_text("age,smoker,town\n20,never,A\n")
     Path("empty.csv").write_text("age,smoker,town\n")
     Path("link.csv").symlink_to("in.csv")
+    Path("o.csv.part").symlink_to("in.csv")
     rows = binning.read_rows(files / "in.csv", ["age", "town", "smoker"])[::-1]
     lines = [",".join(row) for row in rows]
     Path("again.csv").write_text("\n".join(["age,town,smoker", *lines]))

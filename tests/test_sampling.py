@@ -738,11 +738,49 @@ def test_batches_are_drawn_with_the_keys_of_the_transform() -> None:
         return sampling.batch(made, each, 0, DATA)
 
     update(draw(keys))
-    jax.jit(lambda: update(draw(keys)))()
+    jax.jit(lambda each: update(draw(each)))(keys)
     update(jax.jit(draw)(other))  # Of traced keys nothing is known.
-    for wrong in (lambda: update(draw(other)), jax.jit(lambda: update(draw(other)))):
-        with pytest.raises(ValueError, match="with the keys of the transform, got one"):
-            wrong()
+    with pytest.raises(ValueError, match="with the keys of the transform, got one"):
+        update(draw(other))
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.make_jaxpr])
+def test_no_program_holds_the_root_of_secret_samples(transform: Any) -> None:
+    """A compilation cache would write it into a file; an argument it does not."""
+    at = jnp.arange(2) if transform is jax.vmap else jnp.int32(0)
+    for sampler, keys, closed in (
+        (FIXED, Keys.from_entropy(), False),
+        (FIXED, Keys.insecure(0), True),
+        (sampling.ShuffledEpochs(batch_size=4), Keys.from_entropy(), True),
+    ):
+        made = plan(sampler)
+
+        def draw(step: Any, made: Any = made, keys: Keys = keys) -> Any:
+            return sampling.batch(made, keys, step, DATA).records
+
+        if closed:
+            transform(draw)(at)
+            continue
+        with pytest.raises(
+            ValueError, match="keys must be an argument of the function"
+        ):
+            transform(draw)(at)
+    keys = Keys.from_entropy()
+    program = jax.jit(lambda keys, step: sampling.batch(made, keys, step, DATA).records)
+    words = np.asarray(jax.random.key_data(keys.sampling)).tolist()
+    text = program.lower(keys, 0).as_text()
+    assert not any(str(word) in text for word in words)
+
+
+def test_rows_are_copied_when_a_batch_gets_them() -> None:
+    """JAX reads a NumPy array later, when it may hold the rows of the next step."""
+    drawn = sampling.draw(plan(FIXED), Keys.insecure(0), 0)
+    rows = np.empty((len(drawn.index), 2**18), np.float32)
+    for step in range(50):
+        rows[:] = step
+        batch = drawn.with_records(rows)
+        rows[:] = -1
+        assert float(batch.records.min()) == step
 
 
 def test_batches_of_other_keys_count_nothing_where_they_are_arguments() -> None:

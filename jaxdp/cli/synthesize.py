@@ -206,14 +206,16 @@ def _rows(
 def _check_paths(command: options.Synthesize, folder: pathlib.Path) -> None:
     """Refuses to write over what is there, or where nothing can be written."""
     output = command.output
-    for name in ("input", "bins", "public"):
-        path = getattr(command, name)
-        if path is not None and path.exists() and output.resolve() == path.resolve():
-            raise UsageError(
-                f"--output must be another file than {flag(name)}, got {str(output)!r}"
-            )
     if output.is_dir():
         raise UsageError(f"--output must be a file, got the folder {str(output)!r}")
+    written = {output.resolve(), output.with_name(output.name + ".part").resolve()}
+    for name in ("input", "bins", "public"):
+        path = getattr(command, name)
+        if path is not None and path.exists() and path.resolve() in written:
+            raise UsageError(
+                f"--output must be another file than {flag(name)}, and not be written by "
+                f"way of it, got {str(output)!r} and {str(path)!r}"
+            )
     if output.exists() and not command.overwrite:
         raise UsageError(
             f"--output must be a new file, or --overwrite given; got {str(output)!r}"

@@ -468,6 +468,11 @@ def _spans_processes(tree: Any) -> bool:
     return any(isinstance(x, jax.Array) and not x.is_fully_addressable for x in leaves)
 
 
+def is_closed_over(root: jax.Array) -> bool:
+    """Returns True for a root that a traced function has not got as an argument."""
+    return _is_traced(()) and not isinstance(root, Tracer)
+
+
 def _is_traced(tree: Any) -> bool:
     """Returns True within a transformation of JAX, or if ``tree`` holds a tracer."""
     if get_opaque_trace_state() != _UNTRACED:

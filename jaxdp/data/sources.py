@@ -129,6 +129,11 @@ class ParquetSource(Source):
         if not several:
             raise ValueError("paths must be at least one file, got none")
         self._files = array_source.stamps(several)
+        if len({stamp[:2] for stamp in self._files.values()}) < len(several):
+            raise ValueError(
+                "paths must be of different files, or a record would be there twice; got "
+                f"one that two of them lead to in {list(map(str, several))}"
+            )
         opened = [parquet.ParquetFile(path) for path in several]
         schema = opened[0].schema_arrow
         self._columns = list(schema.names if columns is None else columns)
@@ -310,6 +315,10 @@ def concatenated(sources: Iterable[Source]) -> Source:
     parts = list(sources)
     if not parts:
         raise ValueError("sources must be at least one, got none")
+    if len({*map(id, parts)}) < len(parts):
+        raise ValueError(
+            "sources must differ, or a record would be there twice; got one of them twice"
+        )
     for source in parts:
         validate.instance(Source, sources=source)
         if source.once:

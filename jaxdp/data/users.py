@@ -198,7 +198,8 @@ def one_per_owner(owners: Sequence[Sequence[Any]]) -> np.ndarray:
       int64, the rows that are chosen, ascending.
 
     Raises:
-      TypeError: the owners of a record are a string, not a sequence of owners.
+      TypeError: the owners of a record are a string, not a sequence of owners; or some
+        are neither integers nor strings, or some are these and some those.
 
     Example:
       >>> from jaxdp.data import users
@@ -206,6 +207,7 @@ def one_per_owner(owners: Sequence[Sequence[Any]]) -> np.ndarray:
       [0, 2]
     """
     taken: set[Any] = set()
+    kinds: set[type | None] = set()
     chosen = []
     for row, of in enumerate(owners):
         if isinstance(of, str | bytes):
@@ -214,7 +216,20 @@ def one_per_owner(owners: Sequence[Sequence[Any]]) -> np.ndarray:
                 f"{values.got(of)}"
             )
         of = tuple(of)  # It may be an iterator.
+        kinds.update(map(_kind, of))
+        if len(kinds) > 1 or None in kinds:
+            # Of "7" and 7, or of two NaN, each would be an owner of its own.
+            raise TypeError(
+                "owners must be integers, or all of them strings, got one of another "
+                f"type in record {row}"
+            )
         if taken.isdisjoint(of):
             taken.update(of)
             chosen.append(row)
     return np.asarray(chosen, np.int64)
+
+
+def _kind(owner: Any) -> type | None:
+    """Returns what an owner is: an integer, a string or bytes; None for all else."""
+    kinds = {int: int | np.integer, str: str, bytes: bytes}
+    return next((k for k, types in kinds.items() if isinstance(owner, types)), None)

@@ -78,7 +78,7 @@ class Batch:
 
         Args:
           records: pytree of arrays whose row b is record ``index[b]`` of the data; where
-            the mask is False, any record.
+            the mask is False, any record. NumPy arrays are copied.
 
         Raises:
           ValueError: no array, or one without a row for each index.
@@ -106,8 +106,15 @@ class Batch:
             if np.shape(leaf)[:1] != self.mask.shape:
                 place = f"records{jax.tree_util.keystr(path)}"
                 raise ValueError(f"{wanted}, got shape {np.shape(leaf)} at {place}")
-        records = jax.tree.map(lambda x: jnp.asarray(narrowed(x, "records")), records)
-        return dataclasses.replace(self, records=records)
+
+        def own(leaf: Any) -> jax.Array:
+            leaf = narrowed(leaf, "records")
+            # NumPy's are copied now: JAX reads them later, when the next step's rows may
+            # be there.
+            shared = isinstance(leaf, np.ndarray)
+            return jax.block_until_ready(jnp.array(leaf)) if shared else leaf
+
+        return dataclasses.replace(self, records=jax.tree.map(own, records))
 
 
 def narrowed(leaf: Any, name: str = "data") -> jax.Array | np.ndarray:
@@ -223,7 +230,8 @@ def batch(
 
     Args:
       plan: any plan; its ``sampling`` and ``num_examples`` are read.
-      keys: their sampling root is read.
+      keys: their sampling root is read. Where a function is traced (``jax.jit``), keys from
+        entropy are an argument of it.
       step: index of the step, shape=(); may be traced.
       data: pytree of arrays with ``plan.num_examples`` rows.
       phase: name of the phase (of ``plan.phases``) that the step belongs to; plans of one
@@ -237,7 +245,8 @@ def batch(
 
     Raises:
       TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: wrong number of rows, a phase
-        that the plan does not have, or a sampler that draws no batches.
+        that the plan does not have, a sampler that draws no batches, or keys that a traced
+        function closes over.
 
     Example:
       >>> import jax.numpy as jnp
@@ -271,7 +280,8 @@ def draw(
 
     Args:
       plan: any plan; its ``sampling`` and ``num_examples`` are read.
-      keys: their sampling root is read.
+      keys: their sampling root is read. Where a function is traced (``jax.jit``), keys from
+        entropy are an argument of it.
       step: index of the step, shape=(); may be traced.
       phase: as in :func:`batch`.
 
@@ -281,7 +291,7 @@ def draw(
 
     Raises:
       TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: a phase that the plan does not
-        have, or a sampler that draws no batches.
+        have, a sampler that draws no batches, or keys that a traced function closes over.
 
     Example:
       >>> import numpy as np
@@ -302,6 +312,13 @@ def draw(
     # Places of records are 32-bit integers: others would come back as those of before.
     validate.integer(at_most=2**31 - 1, **{"plan.num_examples": n})
     phase = check_phase(run, phase)
+    if keys.private and sampler.amplifies and keys_lib.is_closed_over(keys.sampling):
+        raise ValueError(
+            "keys must be an argument of the function that is traced, got keys from "
+            "entropy that it closes over: their secret root would be a constant of the "
+            "program, which compilation caches and dumps keep in files. Give them to the "
+            "jitted function: step(keys, params, state, ...)"
+        )
     key = keys_lib.stream(keys.sampling, "sampling", context=run.context)
     index, mask = sampler.of_phase(phase).draw(key, step, n)
     at = jnp.asarray(step, jnp.int32)

@@ -95,8 +95,8 @@ def checked(
     def own(array: Any) -> jax.Array:
         if isinstance(array, jax.Array):
             return array
-        # A copy made now: asarray may share memory with NumPy's, or copy it later.
-        return jnp.array(batches.narrowed(array))
+        # A copy, made now: JAX may share memory with NumPy, or copy it later.
+        return jax.block_until_ready(jnp.array(batches.narrowed(array)))
 
     return task._replace(optimizer=optimizer, data=jax.tree.map(own, task.data))
 

@@ -446,7 +446,8 @@ def _own(rows: np.ndarray, size: int) -> jax.Array:
     missing = size - len(rows)
     if missing:
         rows = np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])
-    return jnp.array(batches.narrowed(rows))
+    # JAX may copy later, when a source has already put other rows into its array.
+    return jax.block_until_ready(jnp.array(batches.narrowed(rows)))
 
 
 @contextlib.contextmanager

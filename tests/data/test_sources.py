@@ -265,6 +265,13 @@ def test_parquet_names_what_is_no_number(tmp_path: Path) -> None:
         data.ParquetSource(paths, columns=["z"])
     with pytest.raises(ValueError, match="paths must be at least one file"):
         data.ParquetSource([])
+    (tmp_path / "latest").symlink_to(paths[0])
+    for again in (paths[0], tmp_path / "latest"):
+        with pytest.raises(ValueError, match="paths must be of different files, or a"):
+            data.ParquetSource([*paths, again], columns=["x"])
+    source = data.ParquetSource(paths, columns=["x"])
+    with pytest.raises(ValueError, match="sources must differ, or a record would be"):
+        data.concatenated([source, source])
     import pyarrow as pa
     from pyarrow import parquet as pq
 

@@ -317,6 +317,11 @@ def test_no_owner_has_two_of_the_chosen_records() -> None:
             jaxdp.by_user(np.zeros((2, 1)), several, records_per_user=1)
     with pytest.raises(TypeError, match="for each record, at 1 too"):
         users_lib.one_per_owner([("ann",), "ann"])
+    nan = float("nan")
+    for one, other in (("ann", b"ann"), (7, "7"), (nan, nan), ("ann", None)):
+        with pytest.raises(TypeError, match="owners must be integers, or all of them"):
+            users_lib.one_per_owner([(one,), (other,)])
+    assert users_lib.one_per_owner([(7, np.int64(8)), (np.int32(7),)]).tolist() == [0]
 
 
 @pytest.mark.parametrize("relation", ["zero_out", "add_or_remove", "replace_one"])

@@ -278,6 +278,47 @@ def test_the_bits_of_two_phases(source: ArraySource) -> None:
     chex.assert_trees_all_equal(again.info, whole.info)
 
 
+@pytest.mark.slow
+def test_phases_of_a_source_that_fills_one_array() -> None:
+    """The rows of the second phase are read over those of the first."""
+    size, dim = 1000, 1500
+    records = np.random.default_rng(0).normal(size=(4 * size, dim)).astype(np.float32)
+
+    class Reused(ArraySource):
+        held = np.empty((2 * size, dim), np.float32)
+
+        def rows(self, indices: np.ndarray) -> Any:
+            return np.take(
+                records, indices, axis=0, out=self.held[: len(indices)], mode="clip"
+            )
+
+    plan = plans.O2NC(
+        num_examples=4 * size,
+        num_steps=4,
+        sampling=sampling.SinglePassRestarts(
+            period=2, restart_batch_size=size, batch_size=size
+        ),
+        relation="replace_one",
+        restart_l2_clip_norm=3.0,
+        l2_clip_norm=0.5,
+        smoothing_radius=0.5,
+        max_step=0.06,
+        window=5,
+        num_directions=2,
+        learning_rate=0.02,
+        noise_multiplier=0.2,
+        delta=1e-5,
+    )
+    given: Any = {"optimizer": None, "check_isolation": False}
+    given |= {"value_fn": lambda w, x: jnp.sqrt(1 + (x @ w - 1.0) ** 2)}
+    whole, *others = (
+        jaxdp.fit(plan, Keys.insecure(0), jnp.zeros(dim), of, **given)
+        for of in (records, *[Reused(records)] * 4)
+    )
+    for again in others:
+        chex.assert_trees_all_equal(again.info.releases, whole.info.releases)
+
+
 def test_one_chunk_is_read_while_another_is_computed(source: ArraySource) -> None:
     """The next block is asked for before the steps of the last one are done."""
     plan, threads = make_plan(POISSON, num_steps=4), []
