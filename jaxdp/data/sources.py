@@ -444,6 +444,11 @@ def _check_column(first: Any, schema: Any, name: str, path: Any) -> None:
                 f"columns must be of {', '.join(map(repr, each.names))} in {str(path)!r}, "
                 f"got {name!r}"
             )
+        if each.names.count(name) > 1:
+            raise ValueError(
+                f"columns must be of one name each in {str(path)!r}, got "
+                f"{each.names.count(name)} of the name {name!r}"
+            )
     kind = schema.field(name).type
     if kind != first.field(name).type:
         raise ValueError(

@@ -271,12 +271,18 @@ def test_parquet_names_what_is_no_number(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1.0]}), tmp_path / "other.parquet")
     with pytest.raises(ValueError, match="one type in column 'x'"):
         data.ParquetSource([paths[0], tmp_path / "other.parquet"], columns=["x"])
+    twice = pa.table([[1], [2]], names=["x", "x"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(
+        ValueError, match=r"of one name each in .* got 2 of the name 'x'"
+    ):
+        data.ParquetSource(tmp_path / "twice.parquet")
 
 
 @pytest.mark.parametrize("make", ["list_", "large_list"])
 def test_parquet_lists_of_any_size_are_to_be_cast(make: str, tmp_path: Path) -> None:
     """What is advised works; of lists of texts it is not advised."""
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
     from pyarrow import parquet as pq
 
     kind, path = getattr(pa, make), tmp_path / "lists.parquet"
