@@ -251,10 +251,30 @@ def test_blocks_have_the_public_dtypes() -> None:
     )
     for wrong in (np.array(["1", 2.0]), np.array([1j, 2])):  # One record, all of them.
         source = data.IteratorSource([np.ones(2, np.float32), wrong], 4, like=nan)
-        with pytest.raises(TypeError, match="change how all others are read"):
+        with pytest.raises(TypeError, match=r"at blocks from record 2 on: one record"):
             source.rows(np.arange(4))
     with pytest.raises(ValueError, match="leaves of one length each"):
         data.IteratorSource([{"x": np.ones(2), "y": np.ones(1)}], 2)
+
+
+@pytest.mark.parametrize(
+    ("strange", "said"),
+    [
+        (
+            {"x": np.array(["2020-01-31"] * 2, "M8[D]")},
+            r"datetime64\[\] at blocks\['x'\]",
+        ),
+        ({"x": np.array([31, 31])}, r"int64\[\] at blocks\['x'\]"),
+        ({"x": np.full((2, 3), 31.0)}, r"float64\[3\] at blocks\['x'\]"),
+        ({"z": np.array([31.0, 31.0])}, r"nothing at blocks\['x'\]"),
+    ],
+)
+def test_a_block_of_another_dtype_is_named(strange: Any, said: str) -> None:
+    blocks = [{"x": np.ones(3)}, {"x": np.array([])}, strange]
+    source = data.IteratorSource(blocks, 5)
+    with pytest.raises(ValueError, match=rf"got {said} from record 3 on") as caught:
+        source.rows(np.arange(5))
+    assert "float64[] before" in str(caught.value) and "31" not in str(caught.value)
 
 
 def test_parquet_names_what_is_no_number(tmp_path: Path) -> None:
