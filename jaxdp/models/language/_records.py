@@ -137,8 +137,9 @@ def labels(
 ) -> np.ndarray:
     """Returns the class of each record, int32 (n,): the index of its text in ``classes``.
 
-    The label ``1.0`` is of the class ``1``: one missing label makes pandas write all others
-    of its column so.
+    The label ``1.0`` is of the class ``1``, and the label ``1`` of the class ``1.0``: one
+    missing label makes pandas write all others of its column so. What a class is called
+    comes first.
 
     Args:
       records: as read.
@@ -151,9 +152,11 @@ def labels(
       ValueError: a record without the field, or with another text, by its number; not
         where they are private.
     """
-    index = {str(name): i for i, name in enumerate(classes)}
-    if len(index) < max(len(classes), 1):
+    names = [str(name) for name in classes]
+    if len(set(names)) < max(len(names), 1):
         raise ValueError(f"classes must be different names, got {[*classes]}")
+    index = {_whole(name): i for i, name in enumerate(names)}
+    index |= {name: i for i, name in enumerate(names)}
     out = np.empty(len(records), np.int32)
     for i, record in enumerate(records):
         if private:
@@ -166,19 +169,21 @@ def labels(
         if out[i] < 0:
             raise ValueError(
                 f"{values.place_of(record, i)}: {field} must be one of "
-                f"{', '.join(index)}" + values.got(value)
+                f"{', '.join(names)}" + values.got(value)
             )
     return out
 
 
 def _class(value: str | int | float, index: Mapping[str, int]) -> int:
     """Returns a label's class, or -1; of its own record alone."""
-    name = str(value).strip()
+    return index.get(str(value).strip(), index.get(_whole(value), -1))
+
+
+def _whole(value: str | int | float) -> str:
+    """Returns a label's text, that of a whole number without its decimals."""
     if isinstance(value, float) and value.is_integer():
-        whole = str(int(value))
-    else:  # A cell of text.
-        whole = re.sub(r"^([+-]?[0-9]+)\.0+$", r"\1", name)
-    return index.get(name, index.get(whole, -1))
+        return str(int(value))
+    return re.sub(r"^([+-]?[0-9]+)\.0+$", r"\1", str(value).strip())  # A cell of text.
 
 
 def text_of(record: Record, field: str, i: int) -> str:

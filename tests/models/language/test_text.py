@@ -824,6 +824,10 @@ def test_labels_that_pandas_made_floats() -> None:
         assert found.tolist() == want
     named = text.labels(records[:2], "label", ["0.0", "1.0", "1", "0"])
     assert named.tolist() == [1, 0]  # What a class is called comes first.
+    reverse = text.labels([*records, {"label": "1.00"}], "label", ["0.0", "1.0"])
+    assert reverse.tolist() == [*want, 1]
+    with pytest.raises(ValueError, match=r"must be one of 0\.0, 1\.0, got"):
+        text.labels([{"label": 2}], "label", ["0.0", "1.0"])
     none = [0.5, 1e300, float("nan"), float("inf"), "1.5", "1.", ".0", "1.0.0", "x.0"]
     none += ["9" * 5000 + ".0", None]
     wrong = [{"label": x} for x in none]
