@@ -21,7 +21,9 @@ class _Read(dict[str, Any]):
     place: str
 
 
-def read_records(path: Path, fields: Sequence[str] = ()) -> list[dict[str, Any]]:
+def read_records(
+    path: Path, fields: Sequence[str] = (), *, private: bool = False
+) -> list[dict[str, Any]]:
     """Reads ``.jsonl``, ``.csv`` or ``.tsv``: one record a line, as a dict.
 
     CSV and TSV begin with a line of names, and all their values are text. CSV cells may
@@ -32,6 +34,10 @@ def read_records(path: Path, fields: Sequence[str] = ()) -> list[dict[str, Any]]
     Args:
       path: the file, UTF-8.
       fields: names that every record must have.
+      private: whether a line that is no record is one without fields, and not refused:
+        one person's may not decide whether a run begins. It is a record all the same, so
+        how many there are does not follow from what they hold. What is no UTF-8 is read
+        as U+FFFD. A cell over several lines is refused.
 
     Raises:
       ValueError: naming the file, and the line and field at fault. What a record holds
@@ -48,8 +54,9 @@ def read_records(path: Path, fields: Sequence[str] = ()) -> list[dict[str, Any]]
     records = []
     try:
         # utf-8-sig: spreadsheets write a byte-order mark.
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            for line, record in readers[suffix](file, suffix):
+        errors = "replace" if private else "strict"
+        with path.open(newline="", encoding="utf-8-sig", errors=errors) as file:
+            for line, record in readers[suffix](file, suffix, private):
                 missing = [name for name in fields if name not in record]
                 if missing:
                     raise _LineError(
@@ -73,35 +80,54 @@ class _LineError(ValueError):
         self.line = line
 
 
-def _read_jsonl(file: Any, _: str) -> Iterable[tuple[int, dict[str, Any]]]:
+def _read_jsonl(
+    file: Any, _: str, private: bool
+) -> Iterable[tuple[int, dict[str, Any]]]:
     for line, text in enumerate(file, 1):
         if not text.strip():
             continue
         try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise _LineError(line, f"is not JSON: {error}") from None
-        except ValueError as error:  # An integer of thousands of digits.
-            raise _LineError(
-                line, "must hold numbers that Python reads" + values.got(str(error))
-            ) from None
-        except RecursionError:
-            raise _LineError(line, "must hold lists and objects a few deep") from None
-        if not isinstance(record, dict):
-            raise _LineError(
-                line, "must hold an object" + values.got(text.strip()[:40])
-            )
-        yield line, record
+            yield line, _object(text, line)
+        except _LineError:
+            if not private:
+                raise
+            yield line, {}
 
 
-def _read_table(file: Any, suffix: str) -> Iterable[tuple[int, dict[str, Any]]]:
+def _object(text: str, line: int) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _LineError(line, f"is not JSON: {error}") from None
+    except ValueError as error:  # An integer of thousands of digits.
+        raise _LineError(
+            line, "must hold numbers that Python reads" + values.got(str(error))
+        ) from None
+    except RecursionError:
+        raise _LineError(line, "must hold lists and objects a few deep") from None
+    if not isinstance(record, dict):
+        raise _LineError(line, "must hold an object" + values.got(text.strip()[:40]))
+    return record
+
+
+def _read_table(
+    file: Any, suffix: str, private: bool
+) -> Iterable[tuple[int, dict[str, Any]]]:
     if suffix == ".tsv":
         rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
     else:
         rows = csv.reader(file, strict=True)
     names: list[str] = []
     before = 0
-    for cells in rows:
+    while True:
+        try:
+            cells = next(rows)
+        except StopIteration:
+            return
+        except csv.Error:
+            if not (private and names):
+                raise
+            cells = ["", *names]  # As many as no record has.
         if rows.line_num != before + 1:
             raise _LineError(
                 before + 1,
@@ -119,13 +145,14 @@ def _read_table(file: Any, suffix: str) -> Iterable[tuple[int, dict[str, Any]]]:
                     rows.line_num, "must name each field once" + values.got(names)
                 )
             continue
-        if len(cells) != len(names):
+        whole = len(cells) == len(names)
+        if not (whole or private):
             raise _LineError(
                 rows.line_num,
                 f"has {len(cells)} cells, but the first line has {len(names)}"
                 + values.only(names),
             )
-        yield rows.line_num, dict(zip(names, cells, strict=True))
+        yield rows.line_num, dict(zip(names, cells, strict=True)) if whole else {}
 
 
 def labels(
