@@ -732,11 +732,13 @@ def restore(
         if i in stay:
             new.append(leaf)
             continue
-        if f"{i}" not in arrays:
-            raise ValueError(
-                f"ledger must have whole checkpoints in secret/, got one without array {i}"
-            )
         like = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        if f"{i}" not in arrays or arrays[f"{i}"].nbytes != like.nbytes:
+            raise ValueError(
+                "ledger must have whole checkpoints in secret/, and optimizer a state like "
+                f"that of the run, got another array {i} of the state: give the optimizer "
+                "that the run began with"
+            )
         content = arrays[f"{i}"].tobytes()
         words = np.frombuffer(content, like.dtype).reshape(like.shape)
         new.append(keys_lib.from_words(words) if _is_key(leaf) else _put(words, leaf))

@@ -3,6 +3,7 @@
 import base64
 import copy
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -235,6 +236,39 @@ def test_a_checkpoint_that_lacks_a_leaf_that_moves_is_refused(tmp_path: Path) ->
     np.savez(path, **arrays)
     with pytest.raises(ValueError, match=r"whole checkpoints in secret/, .* array 1"):
         resume(tmp_path / "run")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["steps"], meta_fields=["rate"]
+)
+@dataclasses.dataclass
+class State:
+    """State of an optimizer whose rate is no array, but a part of its structure."""
+
+    steps: jax.Array
+    rate: float
+
+
+def test_an_optimizer_that_has_changed_is_named(tmp_path: Path) -> None:
+    """As one object, by which compiled programs are kept; and as one with more state."""
+    rates = [0.1]
+
+    def update(updates: Any, state: State, params: Any = None) -> Any:
+        moved = jax.tree.map(lambda x: -state.rate * x, updates)
+        return moved, dataclasses.replace(state, steps=state.steps + 1)
+
+    optimizer = optax.GradientTransformation(
+        lambda params: State(jnp.zeros(()), rates[-1]), update
+    )
+    killed_at(tmp_path / "run", 10, plan=dpgd(), optimizer=optimizer)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    rates.append(0.2)
+    with pytest.raises(ValueError, match="losses, optimizer are not those of the run"):
+        resume(tmp_path / "run", optimizer=optimizer)
+    resume(tmp_path / "run", optimizer=optimizer, new_attempt=True)
+    more: dict[str, Any] = {"optimizer": optax.adam(0.1), "new_attempt": True}
+    with pytest.raises(ValueError, match="optimizer a state like that of the run, got"):
+        resume(tmp_path / "copy", **more)
 
 
 def test_a_replay_that_gives_other_bits_is_refused(
