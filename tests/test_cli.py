@@ -1310,6 +1310,17 @@ def test_recommend_of_a_table_is_what_synthesize_takes(
     assert "--degree is for --bins only" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("always:epsilon=100 lets a release")
+def test_recommend_warns_once_of_all_candidates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bins.json").write_text('{"a": {"edges": [0, 1, 2]}}')
+    words = ("--bins", tmp_path / "bins.json", "--num-examples", 50, "--degree", 1)
+    for _ in range(2):  # Each command anew.
+        assert run("recommend", *words, "--epsilon", 100) == 0
+        assert capsys.readouterr().err.count("epsilon=100 lets a release raise") == 1
+
+
 @pytest.mark.slow  # Some ten seconds: two programs, and many plans.
 def test_recommend_of_groups_prints_a_command_that_trains(
     tmp_path: Path,

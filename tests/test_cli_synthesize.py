@@ -453,6 +453,10 @@ def refused(capsys: Any, *words: object) -> str:
         (("--output", "in.csv/o.csv"), "--output must be where files can be written"),
         (("--report", "in.csv"), "--report must be a folder, got the file"),
         (("--report", "."), "--report must be a new or empty folder, or --overwrite"),
+        (
+            ("--report", "full", "--overwrite"),
+            "--report must be a folder in which report.json is no folder, got 'full'",
+        ),
     ],
 )
 def test_mistakes_name_their_option(
@@ -465,6 +469,7 @@ def test_mistakes_name_their_option(
     Path("empty.csv").write_text("age,smoker,town\n")
     Path("link.csv").symlink_to("in.csv")
     Path("o.csv.part").symlink_to("in.csv")
+    Path("full/report.json").mkdir(parents=True)
     rows = binning.read_rows(files / "in.csv", ["age", "town", "smoker"])[::-1]
     lines = [",".join(row) for row in rows]
     Path("again.csv").write_text("\n".join(["age,town,smoker", *lines]))

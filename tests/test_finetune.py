@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -914,6 +915,24 @@ def test_a_run_is_judged_on_the_records_that_it_began_with(
         assert path.suffix == ".png" or path.read_bytes() == content
     assert run("report", out, "--format", "card") == 0
     assert (out / "model" / "README.md").read_text() == capsys.readouterr().out
+
+
+def test_the_report_of_a_run_that_had_ended_is_told_by_its_fields(
+    tmp_path: Path,
+) -> None:
+    job: Any = types.SimpleNamespace(
+        out=tmp_path, command=types.SimpleNamespace(resume=True)
+    )
+    assert finetune._ended(job) is None
+    for content, stays in (
+        (b'{"dataset": "moved", "num_test_examples": 4}', True),
+        (b'{"note": "zero_shot_accuracy", "zero_shot_": 1}', False),  # The loop's.
+        (b'"num_test_examples"', False),
+        (b'{"num_test_examples": ', False),
+        (b"[[]]", False),
+    ):
+        (tmp_path / "report.json").write_bytes(content)
+        assert finetune._ended(job) == (content if stays else None)
 
 
 def test_radius_that_is_lost_in_16_bits_is_said(

@@ -252,7 +252,9 @@ def test_answers_are_judged_up_to_the_end_of_their_turn(
     assert found["test_perplexity"] == pytest.approx(want, rel=1e-4)
 
 
-LINES = {
+LINES: dict[str, tuple[Any, str, str]] = {
+    "no JSON": ('{"messages": [', "instruction", "is not JSON"),
+    "no object": ("[1]", "preference", "must hold an object"),
     "empty": ({"messages": []}, "instruction", "messages must be a list of one"),
     "user last": (
         {"messages": [{"role": "user", "content": "Why?"}]},
@@ -285,16 +287,17 @@ def test_what_is_wrong_with_private_records_counts_zero(
 ) -> None:
     """A run begins with them as with any others; they have nothing that could count."""
     wrong, task, _ = LINES[name]
+    wrong = wrong if isinstance(wrong, str) else json.dumps(wrong)
     path = tmp_path / "train.jsonl"
     good = (home / "train.jsonl").read_text().splitlines(keepends=True)
-    path.write_text(good[0] + json.dumps(wrong) + "\n" + "".join(good[1:]))
+    path.write_text(good[0] + wrong + "\n" + "".join(good[1:]))
     given: Any = {"task": task.split()[0], "num_steps": 2, "learning_rate": 1e-3}
     given |= {"l2_clip_norm": 9.0} | ({"truncate": "right"} if name == "long" else {})
     said = dataclasses.replace(command(home, **given), train=str(path))
     span = finetune_prepare.prepare(said).train["span"]
     assert [row.any() for row in span] == [True, False] + [True] * 7
     assert capsys.readouterr() == ("", "")
-    path.write_text(2 * (json.dumps(wrong) + "\n"))
+    path.write_text(2 * (wrong + "\n"))
     with pytest.raises(UsageError, match=r"^--train: ") as error:
         finetune_prepare.prepare(said)
     line = str(error.value)
@@ -311,9 +314,10 @@ def test_wrong_records_are_named_before_anything_is_spent(
 
     monkeypatch.setattr(training, "fit", never)
     wrong, task, part = LINES[name]
+    wrong = wrong if isinstance(wrong, str) else json.dumps(wrong)
     path = tmp_path / "wrong.jsonl"
     good = (home / "train.jsonl").read_text().splitlines(keepends=True)
-    path.write_text(good[0] + json.dumps(wrong) + "\n")
+    path.write_text(good[0] + wrong + "\n")
     said = (*files(home)[:4], "--eval", path, *NUMBERS)
     words = ("--task", *task.split(), "--out", tmp_path / "out")
     assert run("finetune", *said, *words) == 2

@@ -111,7 +111,7 @@ def epsilon(
     name, mu, accountant = account(event, event_relation)
     if accountant is None:
         spent = math.inf if mu == math.inf else gaussian_epsilon(mu, delta)
-        return Epsilon(spent, name)
+        return min(Epsilon(spent, name), pure)
     spent = min(Epsilon(accountant.get_epsilon(delta), name), pure)
     if delta < _TAILS and (other := _far_out(leaves, event_relation)):
         spent = min(spent, Epsilon(other.get_epsilon(delta), NAMES[type(other)]))
@@ -139,7 +139,7 @@ def delta(
     _, mu, accountant = account(event, event_relation)
     if accountant is None:
         return gaussian_delta(mu, epsilon)
-    missing = float(accountant.get_delta(epsilon))
+    missing = min(float(accountant.get_delta(epsilon)), 1.0)
     if missing < _TAILS and (other := _far_out(leaves, event_relation)):
         missing = min(missing, float(other.get_delta(epsilon)))
     return missing
@@ -206,7 +206,8 @@ def account(
 ) -> tuple[str, float, dp.PrivacyAccountant | None]:
     """Returns the accountant's name, the mu of a closed form, and the composed accountant.
 
-    The mu is NaN with an accountant; without one the accountant is None.
+    The mu is NaN with an accountant; without one the accountant is None. An infinite mu
+    says that no more is known than what :func:`pure_epsilon` says.
     """
     leaves = leaves_of(event, relation)
     if any(isinstance(leaf, dp.NonPrivateDpEvent) for leaf, _ in leaves):
@@ -214,7 +215,10 @@ def account(
     if all(isinstance(leaf, dp.GaussianDpEvent) for leaf, _ in leaves):
         return "Gaussian closed form", total_mu(leaves, relation), None
     compose = _composed if is_hashable(leaves) else _composed.__wrapped__
-    accountant = compose(leaves, relation)
+    try:
+        accountant = compose(leaves, relation)
+    except OverflowError:  # Of next to no noise: PLD's table has exp(loss) of a step.
+        return NAMES[PLDAccountant], math.inf, None
     return NAMES[type(accountant)], math.nan, accountant
 
 

@@ -7,6 +7,7 @@ Functions of this package raise a ``UsageError`` in one sentence that names the 
 """
 
 import argparse
+import functools
 import importlib
 import os
 import pathlib
@@ -50,7 +51,7 @@ def main(args: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if args is None else args)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _warn
+            warnings.showwarning = functools.partial(_warn, set())
             code = _run(words)
         sys.stdout.flush()  # Here a closed pipe is met, not at exit.
         return code
@@ -73,10 +74,12 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _warn(message: Warning | str, *where: Any) -> None:
-    """Shows a warning in one line, without the place in the code that Python adds."""
+def _warn(shown: set[str], message: Warning | str, *where: Any) -> None:
+    """Shows a warning once, in one line, without the place in the code that Python adds."""
     del where
-    _fail(f"warning: {message}", 0)
+    if str(message) not in shown:
+        _fail(f"warning: {message}", 0)
+    shown.add(str(message))
 
 
 def _run(words: list[str]) -> int:

@@ -1,6 +1,7 @@
 """``jaxdp finetune``: run, report, plots and the tuned model."""
 
 import functools
+import json
 import math
 import pathlib
 import sys
@@ -139,7 +140,12 @@ def _ended(job: Job) -> bytes | None:
     if not (job.command.resume and path.exists()):
         return None
     there = path.read_bytes()
-    return there if b'"zero_shot_' in there else None  # Else it is the loop's.
+    try:
+        fields = {*json.loads(there)}
+    except (TypeError, ValueError, RecursionError):  # No report.
+        return None
+    # Which the loop's own report has not: it knows no public records.
+    return there if "num_test_examples" in fields else None
 
 
 def _report(

@@ -455,8 +455,9 @@ def _read(command: options.Finetune, name: str) -> list[Record]:
             more = ["chosen", "rejected"]
         fields += [field for field in more if field is not None]
         path = getattr(command, name)
-        # A private record without a field counts zero.
-        records = text.read_records(path, () if name == "train" else fields)
+        # A private record without a field counts zero, and so does a line that is none.
+        private = name == "train"
+        records = text.read_records(path, () if private else fields, private=private)
         for field in fields:
             if not any(field in record for record in records):
                 raise ValueError(

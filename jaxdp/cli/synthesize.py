@@ -227,6 +227,12 @@ def _check_paths(command: options.Synthesize, folder: pathlib.Path) -> None:
             "--report must be a new or empty folder, or --overwrite given; got "
             f"{str(folder)!r}"
         )
+    for name in FILES:
+        if (folder / name).is_dir():
+            raise UsageError(
+                f"--report must be a folder in which {name} is no folder, got "
+                f"{str(folder)!r}"
+            )
     for option, path in (("--output", output.parent), ("--report", folder)):
         if not can_be_written(path):
             raise UsageError(f"{option} must be where files can be written, got {path}")

@@ -146,6 +146,8 @@ class Schema:
             raise ValueError(
                 f"the label {self.label!r} must have classes or bounds, and not both"
             )
+        if isinstance(self.header, tuple):
+            tables.check_names("header", self.header)
         if self.label in self.columns:
             raise ValueError(f"the label {self.label!r} must not be a feature, too")
         if not any(column.type != "ignore" for column in self.columns.values()):
@@ -320,8 +322,8 @@ def cells_of(
         empty. None reads all.
 
     Raises:
-      ValueError: no such file, rows of different lengths, or a value that Python does not
-        hold, by its place.
+      ValueError: no such file, two columns of one name, rows of different lengths, or a
+        value that Python does not hold, by its place.
     """
     if not isinstance(source, str | pathlib.Path):
         return _frame(source, "the table", read)
@@ -336,7 +338,9 @@ def cells_of(
         try:
             dataset = parquet.ParquetDataset(path)  # A file, or a folder of its parts.
             names = dataset.schema.names
-            found = [name for name in names if read is None or name in read]
+            # What is there twice is refused below.
+            known = [name for name in names if names.count(name) == 1]
+            found = [name for name in known if read is None or name in read]
             table = dataset.read(columns=found)
         except FileNotFoundError:
             raise
@@ -379,6 +383,8 @@ def _frame(frame: Any, called: str, read: Collection[str] | None) -> Cells:
 def _columns(
     names: list[str], frame: Any, called: str, read: Collection[str] | None
 ) -> Cells:
+    tables.check_names(f"the header of {called}", names)
+
     def place(i: int) -> str:
         return f"row {i + 1} of {called}"
 

@@ -221,6 +221,9 @@ class IteratorSource(Source):
         self._size, self._read = num_examples, 0
         self._held: list[Any] = []  # Blocks that are not read to their end.
         self._like: Any = None if like is None else jax.tree.map(_zeros, like)
+        self._leaves: dict[
+            str, str
+        ] = {}  # Shapes and dtypes by path: of the first block.
         while not self._held:
             self._more()
 
@@ -253,8 +256,8 @@ class IteratorSource(Source):
     def _more(self) -> None:
         # A copy: who makes a block may use its memory for the next one.
         block = jax.tree.map(np.array, next(self._blocks, None))
+        known = self._read + sum(map(_length, self._held))
         if not jax.tree.leaves(block):
-            known = self._read + sum(map(_length, self._held))
             raise ValueError(
                 f"data must have num_examples = {self._size} records, got an iterator that "
                 f"ended after {known}"
@@ -264,7 +267,18 @@ class IteratorSource(Source):
         if not _length(block):
             return
         if self._like is not None:
-            block = _records_like(self._like, block)
+            block = _records_like(self._like, block, known)
+        named = jax.tree_util.tree_leaves_with_path(block)
+        leaves = {jax.tree_util.keystr(path): _shown(leaf) for path, leaf in named}
+        self._leaves = self._leaves or leaves
+        for name in self._leaves | leaves:
+            got, first = (x.get(name, "nothing") for x in (leaves, self._leaves))
+            if got != first:
+                raise ValueError(
+                    "blocks must be of one structure, shapes and dtypes, got "
+                    f"{got} at blocks{name} from record {known} on, and {first} before: "
+                    "give like=, and what does not fit has NaN or zeros"
+                )
         self._held.append(block)
 
 
@@ -367,22 +381,22 @@ def _record_like(like: Any, record: Any) -> Any:
         return jax.tree.map(_nothing, like)
 
 
-def _records_like(like: Any, block: Any) -> Any:
-    """Returns the records of a block, each as :func:`_record_like` does.
+def _records_like(like: Any, block: Any, begin: int) -> Any:
+    """Returns the records of a block, from number ``begin``, as :func:`_record_like` does.
 
     Raises:
       TypeError: a leaf of texts or complex numbers, which one record makes of all others.
     """
 
-    def check(x: np.ndarray, y: np.ndarray) -> None:
+    def check(path: Any, x: np.ndarray, y: np.ndarray) -> None:
         if y.dtype != x.dtype and y.dtype.kind not in "biufO":
             raise TypeError(
                 f"blocks must hold numbers like {x.dtype}, or objects, got "
-                f"{validate.dtype_name(y.dtype)}: one record would change how all others "
-                "are read"
+                f"{validate.dtype_name(y.dtype)} at blocks{jax.tree_util.keystr(path)} "
+                f"from record {begin} on: one record would change how all others are read"
             )
 
-    jax.tree.map(check, like, block)
+    jax.tree_util.tree_map_with_path(check, like, block)
     same = jax.tree.map(
         lambda x, y: (x.dtype, x.shape) == (y.dtype, y.shape[1:]), like, block
     )
@@ -452,6 +466,11 @@ def _check_column(first: Any, schema: Any, name: str, path: Any) -> None:
             raise ValueError(
                 f"columns must be of {', '.join(map(repr, each.names))} in {str(path)!r}, "
                 f"got {name!r}"
+            )
+        if each.names.count(name) > 1:
+            raise ValueError(
+                f"columns must be of one name each in {str(path)!r}, got "
+                f"{each.names.count(name)} of the name {name!r}"
             )
     kind = schema.field(name).type
     if kind != first.field(name).type:

@@ -11,7 +11,7 @@ import itertools
 import math
 import pathlib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -158,16 +158,22 @@ def check_header(path: pathlib.Path, header: list[str]) -> None:
     for i, name in enumerate(header):
         if not name:
             raise ValueError(f"the header of {str(path)!r} has no name in cell {i + 1}")
-        if name in header[:i]:
-            raise ValueError(
-                f"the header of {str(path)!r} has one name in cells "
-                f"{header.index(name) + 1} and {i + 1}" + values.got(name)
-            )
+    check_names(f"the header of {str(path)!r}", header)
     if len(header) < 2:
         raise ValueError(
             f"path {str(path)!r} must have a label and at least one feature column "
             f"separated by commas; its first line has {len(header)}"
         )
+
+
+def check_names(called: str, names: Sequence[str]) -> None:
+    """Raises ValueError if two columns have one name."""
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ValueError(
+                f"{called} has one name in cells {names.index(name) + 1} and {i + 1}"
+                + values.got(name)
+            )
 
 
 def _cell(text: str, where: str) -> float:

@@ -61,8 +61,17 @@ PLAN, LEDGER, REPORT, SECRET = "plan.json", "ledger.jsonl", "report.json", "secr
 #: In ``secret/``: what a run needs to go on.
 RUN = "run.json"
 LOCK, _CHAIN = "lock", "chain.json"
+#: There, too: the last checkpoint, and the one before it, from which the last chunk is
+#: computed again.
+CHECKPOINT, BEFORE = "checkpoint.npz", "checkpoint-before.npz"
+#: What large runs that can be replayed write in place of checkpoints: by it a replay is
+#: seen to give the same parameters.
+DIGEST = "params.json"
+#: What a run took: for its owner. How long a step takes may depend on records.
+TIMING = "timing.json"
 #: In ``secret/``: under which name a run was reserved in a budget (training/budgets.py).
 RESERVED = "reserved"
+_HIDDEN = (RUN, LOCK, _CHAIN, CHECKPOINT, BEFORE, DIGEST, TIMING, RESERVED)
 
 
 class Intent(NamedTuple):
@@ -478,8 +487,7 @@ def check_new(folder: str | os.PathLike[str]) -> None:
             pathlib.Path(probe, rest).mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path / SECRET) and not (path / SECRET).is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{SECRET}: not a folder")
-        files = PLAN, REPORT, *(f"{SECRET}/{x}" for x in (RUN, _CHAIN, LOCK, RESERVED))
-        for name in files:
+        for name in (PLAN, REPORT, *(f"{SECRET}/{x}" for x in _HIDDEN)):
             if (path / name).is_dir():
                 raise IsADirectoryError(errno.EISDIR, f"{name}: a folder")
     except OSError as error:

@@ -378,7 +378,9 @@ def compiled(
     committed = None if mesh is not None else parallel.committed(*given)
     device = parallel.device_of(mesh, *given)
     how = (task.microbatch_size, mesh, committed, device, chunk is None, with_text)
-    key = (plan.digest, task.value_fn, optimizer, *leaves, *how, shapes)
+    # What its state holds beside arrays may have changed, where it is the same object.
+    state = jax.tree.structure(outline(task, transform))
+    key = (plan.digest, task.value_fn, optimizer, *leaves, *how, shapes, state)
     needed = check_isolation and plan.evaluates_batches
 
     def usable(kept: Compiled) -> bool:

@@ -38,15 +38,9 @@ from jaxdp.training import (
 )
 from jaxdp.training import ledger as ledger_lib
 
-#: The last one, and the one before it, from which the last chunk is computed again.
-_CHECKPOINT, _BEFORE = "checkpoint.npz", "checkpoint-before.npz"
 #: Bytes of leaves that move beyond which a run that can be replayed writes no checkpoints:
 #: its releases give them back sooner than they would be written a hundred times.
 _LARGE = 2**26
-#: What is written instead: by it a replay is seen to give the same parameters.
-_DIGEST = "params.json"
-#: What a run took: for its owner. How long a step takes may depend on records.
-_TIMING = "timing.json"
 
 #: Where a program calls Python, or hands numbers to the host: pure_callback, io_callback,
 #: debug.callback and debug.print.
@@ -99,11 +93,13 @@ class Recorder:
         carry = parallel.here(carry)
         if self._has_checkpoints(carry):
             content = self._pack(carry, gathered)
-            self.ledger.supersede(_CHECKPOINT, by=_BEFORE, content=content)
+            self.ledger.supersede(
+                ledger_lib.CHECKPOINT, by=ledger_lib.BEFORE, content=content
+            )
         else:
             digest = gathered.digest or digests.of_params(carry.params)
             known = {"run": self.run, "step": self.done, "params": digest}
-            self.ledger.save(_DIGEST, json.dumps(known).encode(), secret=True)
+            self.ledger.save(ledger_lib.DIGEST, json.dumps(known).encode(), secret=True)
 
     def _has_checkpoints(self, carry: loop.Carry) -> bool:
         if not self.replayable:
@@ -146,15 +142,15 @@ class Recorder:
                 if self._has_checkpoints(carry):
                     bare = carry._replace(opt_state=_blank(carry.opt_state))
                     content = self._pack(bare, gathered)
-                    self.ledger.save(_CHECKPOINT, content, secret=True)
-                self.ledger.forget(_BEFORE)
+                    self.ledger.save(ledger_lib.CHECKPOINT, content, secret=True)
+                self.ledger.forget(ledger_lib.BEFORE)
                 hidden |= {"ended": True, "keys": _forgotten(hidden["keys"])}
             for attempt in hidden["attempts"]:
                 attempt.get("same", {}).pop(_DATA, None)
             content = json.dumps(hidden).encode()
             self.ledger.save(ledger_lib.RUN, content, secret=True)
         timing = {name: report[name] for name in reporting.TIMING}
-        self.ledger.save(_TIMING, _text(timing), secret=True)
+        self.ledger.save(ledger_lib.TIMING, _text(timing), secret=True)
         public = {k: v for k, v in report.items() if k not in reporting.TIMING}
         self.ledger.save(ledger_lib.REPORT, _text(public), secret=False)
 
@@ -593,7 +589,7 @@ def checkpoints(at: Resumed) -> dict[int, dict[str, np.ndarray]]:
     folder may have been copied while it changed.
     """
     found = {}
-    for content in at.load(_BEFORE, _CHECKPOINT):
+    for content in at.load(ledger_lib.BEFORE, ledger_lib.CHECKPOINT):
         if content is None:
             continue
         with np.load(io.BytesIO(content)) as file:
@@ -650,7 +646,7 @@ def check_recomputed(
 
 def replayed_to(at: Resumed) -> tuple[int, str]:
     """Returns the step and digest that :func:`check_replayed` needs; else 0 and ""."""
-    (content,) = at.load(_DIGEST)
+    (content,) = at.load(ledger_lib.DIGEST)
     known: Any = json.loads(content) if content else {"run": ""}
     if known["run"] != at.record.header["run"] or known["step"] > at.done:
         return 0, ""
@@ -736,11 +732,13 @@ def restore(
         if i in stay:
             new.append(leaf)
             continue
-        if f"{i}" not in arrays:
-            raise ValueError(
-                f"ledger must have whole checkpoints in secret/, got one without array {i}"
-            )
         like = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        if f"{i}" not in arrays or arrays[f"{i}"].nbytes != like.nbytes:
+            raise ValueError(
+                "ledger must have whole checkpoints in secret/, and optimizer a state like "
+                f"that of the run, got another array {i} of the state: give the optimizer "
+                "that the run began with"
+            )
         content = arrays[f"{i}"].tobytes()
         words = np.frombuffer(content, like.dtype).reshape(like.shape)
         new.append(keys_lib.from_words(words) if _is_key(leaf) else _put(words, leaf))

@@ -168,6 +168,14 @@ def test_laplace_is_calibrated_with_and_without_delta(q: float | None, delta: fl
         assert noise == pytest.approx(math.sqrt(2) * 500 / 2.0, rel=1e-12)
 
 
+def test_laplace_is_calibrated_to_an_epsilon_that_protects_nobody():
+    def make(m: float) -> accounting.Guarantee:
+        return accounting.poisson_laplace(m, 9, sampling_prob=0.1, relation="zero_out")
+
+    noise = accounting.calibrate_noise_multiplier(make, 1e4, DELTA)
+    assert 1e4 * (1 - 1e-4) <= accounting.epsilon(*make(noise), DELTA) <= 1e4
+
+
 @pytest.mark.parametrize("shape", [0.0, 1.0, math.inf])
 def test_what_is_selected_from_is_calibrated(shape: float):
     def make(m: float, steps: int = 3000) -> accounting.Guarantee:

@@ -299,6 +299,23 @@ def test_a_little_delta_pays_where_steps_are_many(q: float | None):
     assert one <= accounting.epsilon(*laplace(0.01, 1, q), 0)
 
 
+@pytest.mark.parametrize("q", [None, 0.3])
+@pytest.mark.parametrize("scale", [1e-6, 1e-4, 1e-3])
+def test_laplace_of_next_to_no_noise_has_its_pure_epsilon(
+    q: float | None, scale: float
+):
+    """Of which PLD's tables cannot hold the exponential of a loss."""
+    most = accounting.epsilon(*laplace(scale, 10, q), 0)
+    assert 0.5 * most < accounting.epsilon(*laplace(scale, 10, q), DELTA) <= most
+    assert 1 - 1e-9 < accounting.delta(*laplace(scale, 10, q), 1.0) <= 1
+    assert accounting.delta(*laplace(scale, 10, q), float(most)) == 0
+    poisson = accounting.poisson_gaussian(
+        1e-6, 10, sampling_prob=0.1, relation="zero_out"
+    )
+    assert accounting.epsilon(*poisson, DELTA) == math.inf
+    assert accounting.delta(*poisson, 1.0) == 1
+
+
 def test_epsilon_of_laplace_tends_to_that_of_the_gaussian_of_equal_information():
     """A Laplace of scale b informs about its mean as a Gaussian of deviation b does."""
     scale, steps = 100.0, 20_000

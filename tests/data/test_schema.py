@@ -1,6 +1,7 @@
 """Schemas: every type of column, one record at a time, errors by their place."""
 
 import datetime
+import importlib
 import json
 import sys
 import warnings
@@ -8,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
+import pyarrow as arrow
 import pytest
+from pyarrow import parquet
 
 from jaxdp import models
 from jaxdp.data import schema as schemas
@@ -305,7 +309,9 @@ def test_the_missing_value_of_pandas_has_no_truth_value() -> None:
 @pytest.mark.parametrize("kind", ["pandas", "pandas, nullable", "polars", "pyarrow"])
 def test_frames_give_what_the_file_gives(write: Any, kind: str) -> None:
     library, _, how = kind.partition(", ")
-    module = pytest.importorskip(library)
+    # The development extra brings the others.
+    load = pytest.importorskip if library == "polars" else importlib.import_module
+    module = load(library)
     day = datetime.datetime
     columns: dict[str, Any] = {
         "city": ["Lyon", "Nice", "Oslo", None],
@@ -353,8 +359,6 @@ class Frame(dict):
 
 def of_parquet(kind: str, path: Path) -> Path:
     """Writes a column whose third cell has a value that Python cannot hold."""
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     if kind == "a text that is not UTF-8":
         cells = arrow.array([b"abc", b"abc", b"Zo\xeb M.", b"abc"], arrow.binary())
         text = arrow.string()
@@ -407,6 +411,31 @@ def test_what_a_library_says_of_a_cell_is_hidden(
     assert table.labels.tolist() == ["0", "1", "0", "1"]
 
 
+@pytest.mark.parametrize("kind", ["pandas", "pyarrow", "parquet", "a schema's header"])
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, kind: str) -> None:
+    names, cells = ["x", "Zoe", "Zoe", "y"], [[0, 1], [2, 3], [4, 5], [0, 1]]
+    source: Any = pandas.DataFrame(dict(enumerate(cells))).set_axis(names, axis=1)
+    called = "the header of the table"
+    if kind in ("pyarrow", "parquet"):
+        source = arrow.table(cells, names=names)
+    if kind == "parquet":
+        path = tmp_path / "mine.parquet"
+        parquet.write_table(source, path)
+        source, called = path, f"the header of {str(path)!r}"
+    more = {"header": names} if kind == "a schema's header" else {}
+    called = "header" if more else called
+
+    def read() -> None:
+        schemas.load(ONE | {"columns": {"x": ONE["columns"]["x"]}} | more).table(source)
+
+    with pytest.raises(ValueError, match="kept back") as caught:
+        read()
+    assert f"{called} has one name in cells 2 and 3" in str(caught.value)
+    assert "Zoe" not in str(caught.value)
+    with models.show_values(), pytest.raises(ValueError, match="Zoe"):
+        read()
+
+
 def test_an_infinite_number_of_a_frame_warns_of_nothing() -> None:
     cells = np.array([1.0, np.inf, np.nan, 0.5])
     with warnings.catch_warnings():
@@ -418,8 +447,6 @@ def test_an_infinite_number_of_a_frame_warns_of_nothing() -> None:
 def test_parquet_and_datasets_give_what_the_file_gives(
     write: Any, tmp_path: Path
 ) -> None:
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
     path = write(*ROWS)
     frame = pandas.read_csv(path, sep=";")
     frame.to_parquet(tmp_path / "mine.parquet")
@@ -430,7 +457,8 @@ def test_parquet_and_datasets_give_what_the_file_gives(
     frame[:2].to_parquet(parts / "part-0.parquet")
     frame[2:].to_parquet(parts / "part-1.parquet")
     given: list[Any] = [tmp_path / "mine.parquet", parts]
-    datasets = pytest.importorskip("datasets")
+    import datasets  # It takes a second.
+
     given.append(datasets.Dataset.from_pandas(frame))
     for source in given:
         np.testing.assert_allclose(schema.table(source).features, wanted)

@@ -251,10 +251,30 @@ def test_blocks_have_the_public_dtypes() -> None:
     )
     for wrong in (np.array(["1", 2.0]), np.array([1j, 2])):  # One record, all of them.
         source = data.IteratorSource([np.ones(2, np.float32), wrong], 4, like=nan)
-        with pytest.raises(TypeError, match="change how all others are read"):
+        with pytest.raises(TypeError, match=r"at blocks from record 2 on: one record"):
             source.rows(np.arange(4))
     with pytest.raises(ValueError, match="leaves of one length each"):
         data.IteratorSource([{"x": np.ones(2), "y": np.ones(1)}], 2)
+
+
+@pytest.mark.parametrize(
+    ("strange", "said"),
+    [
+        (
+            {"x": np.array(["2020-01-31"] * 2, "M8[D]")},
+            r"datetime64\[\] at blocks\['x'\]",
+        ),
+        ({"x": np.array([31, 31])}, r"int64\[\] at blocks\['x'\]"),
+        ({"x": np.full((2, 3), 31.0)}, r"float64\[3\] at blocks\['x'\]"),
+        ({"z": np.array([31.0, 31.0])}, r"nothing at blocks\['x'\]"),
+    ],
+)
+def test_a_block_of_another_dtype_is_named(strange: Any, said: str) -> None:
+    blocks = [{"x": np.ones(3)}, {"x": np.array([])}, strange]
+    source = data.IteratorSource(blocks, 5)
+    with pytest.raises(ValueError, match=rf"got {said} from record 3 on") as caught:
+        source.rows(np.arange(5))
+    assert "float64[] before" in str(caught.value) and "31" not in str(caught.value)
 
 
 def test_parquet_names_what_is_no_number(tmp_path: Path) -> None:
@@ -278,12 +298,18 @@ def test_parquet_names_what_is_no_number(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1.0]}), tmp_path / "other.parquet")
     with pytest.raises(ValueError, match="one type in column 'x'"):
         data.ParquetSource([paths[0], tmp_path / "other.parquet"], columns=["x"])
+    twice = pa.table([[1], [2]], names=["x", "x"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    with pytest.raises(
+        ValueError, match=r"of one name each in .* got 2 of the name 'x'"
+    ):
+        data.ParquetSource(tmp_path / "twice.parquet")
 
 
 @pytest.mark.parametrize("make", ["list_", "large_list"])
 def test_parquet_lists_of_any_size_are_to_be_cast(make: str, tmp_path: Path) -> None:
     """What is advised works; of lists of texts it is not advised."""
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
     from pyarrow import parquet as pq
 
     kind, path = getattr(pa, make), tmp_path / "lists.parquet"

@@ -3,6 +3,7 @@
 import base64
 import copy
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -237,13 +238,46 @@ def test_a_checkpoint_that_lacks_a_leaf_that_moves_is_refused(tmp_path: Path) ->
         resume(tmp_path / "run")
 
 
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["steps"], meta_fields=["rate"]
+)
+@dataclasses.dataclass
+class State:
+    """State of an optimizer whose rate is no array, but a part of its structure."""
+
+    steps: jax.Array
+    rate: float
+
+
+def test_an_optimizer_that_has_changed_is_named(tmp_path: Path) -> None:
+    """As one object, by which compiled programs are kept; and as one with more state."""
+    rates = [0.1]
+
+    def update(updates: Any, state: State, params: Any = None) -> Any:
+        moved = jax.tree.map(lambda x: -state.rate * x, updates)
+        return moved, dataclasses.replace(state, steps=state.steps + 1)
+
+    optimizer = optax.GradientTransformation(
+        lambda params: State(jnp.zeros(()), rates[-1]), update
+    )
+    killed_at(tmp_path / "run", 10, plan=dpgd(), optimizer=optimizer)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    rates.append(0.2)
+    with pytest.raises(ValueError, match="losses, optimizer are not those of the run"):
+        resume(tmp_path / "run", optimizer=optimizer)
+    resume(tmp_path / "run", optimizer=optimizer, new_attempt=True)
+    more: dict[str, Any] = {"optimizer": optax.adam(0.1), "new_attempt": True}
+    with pytest.raises(ValueError, match="optimizer a state like that of the run, got"):
+        resume(tmp_path / "copy", **more)
+
+
 def test_a_replay_that_gives_other_bits_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another device might round otherwise: then the same noise would cover other sums."""
     monkeypatch.setattr(recording, "_LARGE", 0)
     killed_at(tmp_path / "run", 10)
-    path = tmp_path / "run" / ledger.SECRET / recording._DIGEST
+    path = tmp_path / "run" / ledger.SECRET / ledger.DIGEST
     content = json.loads(path.read_text())
     assert content["step"] == 10
     for other in ("0" * 64, "checksum:" + "0" * 32):  # On a CPU; on an accelerator.
@@ -692,9 +726,18 @@ def test_a_run_whose_lock_is_gone_writes_no_more(tmp_path: Path) -> None:
     chex.assert_trees_all_equal(again.params, whole.params)
 
 
+#: What a run writes, where a folder has its name.
+FOLDERS = (
+    "plan.json",
+    "secret/checkpoint.npz",
+    "secret/params.json",
+    "secret/timing.json",
+)
+
+
 @pytest.mark.parametrize(
     "place",
-    ["x" * 300, "/proc/nope", "file/run", "link/run", "new/../../x", "other", "plan"],
+    ["x" * 300, "/proc/nope", "file/run", "link/run", "new/../../x", "other", *FOLDERS],
 )
 def test_a_folder_that_cannot_be_made_costs_no_keys(place: str, tmp_path: Path) -> None:
     """Whoever asks: what a system refuses, permissions alone do not tell."""
@@ -704,14 +747,15 @@ def test_a_folder_that_cannot_be_made_costs_no_keys(place: str, tmp_path: Path) 
     (tmp_path / "link").symlink_to("nowhere")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "secret").write_text("")
-    (tmp_path / "plan" / "plan.json").mkdir(parents=True)
+    if place in FOLDERS:
+        (tmp_path / "full" / place).mkdir(parents=True)
+        place = "full"
+    before = sorted(tmp_path.rglob("*"))
     keys = Keys.from_entropy()
     run = {"value_fn": value_fn, "optimizer": OPTIMIZER}
     with pytest.raises(ValueError, match=r"a folder that can be written, got .*: \w+"):
         jaxdp.fit(make_plan(), keys, PARAMS, DATA, ledger=tmp_path / place, **run)
-    there = {str(x.relative_to(tmp_path)) for x in tmp_path.rglob("*")}
-    made = {"plan", "plan/plan.json", "other", "other/secret"}
-    assert there == made | {"file", "link"}
+    assert sorted(tmp_path.rglob("*")) == before
     jaxdp.fit(make_plan(), keys, PARAMS, DATA, ledger=tmp_path / "a" / "run", **run)
 
 

@@ -21,7 +21,9 @@ class _Read(dict[str, Any]):
     place: str
 
 
-def read_records(path: Path, fields: Sequence[str] = ()) -> list[dict[str, Any]]:
+def read_records(
+    path: Path, fields: Sequence[str] = (), *, private: bool = False
+) -> list[dict[str, Any]]:
     """Reads ``.jsonl``, ``.csv`` or ``.tsv``: one record a line, as a dict.
 
     CSV and TSV begin with a line of names, and all their values are text. CSV cells may
@@ -32,6 +34,10 @@ def read_records(path: Path, fields: Sequence[str] = ()) -> list[dict[str, Any]]
     Args:
       path: the file, UTF-8.
       fields: names that every record must have.
+      private: whether a line that is no record is one without fields, and not refused:
+        one person's may not decide whether a run begins. It is a record all the same, so
+        how many there are does not follow from what they hold. What is no UTF-8 is read
+        as U+FFFD. A cell over several lines is refused.
 
     Raises:
       ValueError: naming the file, and the line and field at fault. What a record holds
@@ -48,8 +54,9 @@ def read_records(path: Path, fields: Sequence[str] = ()) -> list[dict[str, Any]]
     records = []
     try:
         # utf-8-sig: spreadsheets write a byte-order mark.
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            for line, record in readers[suffix](file, suffix):
+        errors = "replace" if private else "strict"
+        with path.open(newline="", encoding="utf-8-sig", errors=errors) as file:
+            for line, record in readers[suffix](file, suffix, private):
                 missing = [name for name in fields if name not in record]
                 if missing:
                     raise _LineError(
@@ -73,35 +80,54 @@ class _LineError(ValueError):
         self.line = line
 
 
-def _read_jsonl(file: Any, _: str) -> Iterable[tuple[int, dict[str, Any]]]:
+def _read_jsonl(
+    file: Any, _: str, private: bool
+) -> Iterable[tuple[int, dict[str, Any]]]:
     for line, text in enumerate(file, 1):
         if not text.strip():
             continue
         try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise _LineError(line, f"is not JSON: {error}") from None
-        except ValueError as error:  # An integer of thousands of digits.
-            raise _LineError(
-                line, "must hold numbers that Python reads" + values.got(str(error))
-            ) from None
-        except RecursionError:
-            raise _LineError(line, "must hold lists and objects a few deep") from None
-        if not isinstance(record, dict):
-            raise _LineError(
-                line, "must hold an object" + values.got(text.strip()[:40])
-            )
-        yield line, record
+            yield line, _object(text, line)
+        except _LineError:
+            if not private:
+                raise
+            yield line, {}
 
 
-def _read_table(file: Any, suffix: str) -> Iterable[tuple[int, dict[str, Any]]]:
+def _object(text: str, line: int) -> dict[str, Any]:
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _LineError(line, f"is not JSON: {error}") from None
+    except ValueError as error:  # An integer of thousands of digits.
+        raise _LineError(
+            line, "must hold numbers that Python reads" + values.got(str(error))
+        ) from None
+    except RecursionError:
+        raise _LineError(line, "must hold lists and objects a few deep") from None
+    if not isinstance(record, dict):
+        raise _LineError(line, "must hold an object" + values.got(text.strip()[:40]))
+    return record
+
+
+def _read_table(
+    file: Any, suffix: str, private: bool
+) -> Iterable[tuple[int, dict[str, Any]]]:
     if suffix == ".tsv":
         rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
     else:
         rows = csv.reader(file, strict=True)
     names: list[str] = []
     before = 0
-    for cells in rows:
+    while True:
+        try:
+            cells = next(rows)
+        except StopIteration:
+            return
+        except csv.Error:
+            if not (private and names):
+                raise
+            cells = ["", *names]  # As many as no record has.
         if rows.line_num != before + 1:
             raise _LineError(
                 before + 1,
@@ -119,13 +145,14 @@ def _read_table(file: Any, suffix: str) -> Iterable[tuple[int, dict[str, Any]]]:
                     rows.line_num, "must name each field once" + values.got(names)
                 )
             continue
-        if len(cells) != len(names):
+        whole = len(cells) == len(names)
+        if not (whole or private):
             raise _LineError(
                 rows.line_num,
                 f"has {len(cells)} cells, but the first line has {len(names)}"
                 + values.only(names),
             )
-        yield rows.line_num, dict(zip(names, cells, strict=True))
+        yield rows.line_num, dict(zip(names, cells, strict=True)) if whole else {}
 
 
 def labels(
@@ -137,8 +164,9 @@ def labels(
 ) -> np.ndarray:
     """Returns the class of each record, int32 (n,): the index of its text in ``classes``.
 
-    The label ``1.0`` is of the class ``1``: one missing label makes pandas write all others
-    of its column so.
+    The label ``1.0`` is of the class ``1``, and the label ``1`` of the class ``1.0``: one
+    missing label makes pandas write all others of its column so. What a class is called
+    comes first.
 
     Args:
       records: as read.
@@ -151,9 +179,11 @@ def labels(
       ValueError: a record without the field, or with another text, by its number; not
         where they are private.
     """
-    index = {str(name): i for i, name in enumerate(classes)}
-    if len(index) < max(len(classes), 1):
+    names = [str(name) for name in classes]
+    if len(set(names)) < max(len(names), 1):
         raise ValueError(f"classes must be different names, got {[*classes]}")
+    index = {_whole(name): i for i, name in enumerate(names)}
+    index |= {name: i for i, name in enumerate(names)}
     out = np.empty(len(records), np.int32)
     for i, record in enumerate(records):
         if private:
@@ -166,19 +196,21 @@ def labels(
         if out[i] < 0:
             raise ValueError(
                 f"{values.place_of(record, i)}: {field} must be one of "
-                f"{', '.join(index)}" + values.got(value)
+                f"{', '.join(names)}" + values.got(value)
             )
     return out
 
 
 def _class(value: str | int | float, index: Mapping[str, int]) -> int:
     """Returns a label's class, or -1; of its own record alone."""
-    name = str(value).strip()
+    return index.get(str(value).strip(), index.get(_whole(value), -1))
+
+
+def _whole(value: str | int | float) -> str:
+    """Returns a label's text, that of a whole number without its decimals."""
     if isinstance(value, float) and value.is_integer():
-        whole = str(int(value))
-    else:  # A cell of text.
-        whole = re.sub(r"^([+-]?[0-9]+)\.0+$", r"\1", name)
-    return index.get(name, index.get(whole, -1))
+        return str(int(value))
+    return re.sub(r"^([+-]?[0-9]+)\.0+$", r"\1", str(value).strip())  # A cell of text.
 
 
 def text_of(record: Record, field: str, i: int) -> str:

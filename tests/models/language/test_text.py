@@ -785,6 +785,50 @@ def test_files_that_cannot_be_read(
         text.read_records(write(tmp_path / name, content), fields=["a"])
 
 
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "a.jsonl",
+            ['{"a": "x", "b"', "[1]", "7", '{"b": ' + "7" * 5000 + "}", "[" * 10**5],
+        ),
+        ("a.tsv", ["x", "x\ty\tz", "x\t" + "y" * 200_000]),
+        ("a.csv", ["x", "x,y,z", '"x"y,z']),
+    ],
+)
+def test_a_private_line_that_is_no_record_is_an_empty_one(
+    name: str, lines: list[str], tmp_path: pathlib.Path
+) -> None:
+    """One person's record may not decide whether a run begins, or how many there are."""
+    good, mark = {"a": "x", "b": "y"}, {".tsv": "\t", ".csv": ","}.get(name[1:], "")
+    head, line = ([f"a{mark}b"], f"x{mark}y") if mark else ([], json.dumps(good))
+    path = tmp_path / name
+    for wrong in lines:
+        write(path, "\n".join([*head, line, wrong, line]))
+        assert text.read_records(path, private=True) == [good, {}, good]
+        with pytest.raises(ValueError, match=r"line [23]|cannot be read"):
+            text.read_records(path)
+    path.write_bytes("\n".join([*head, line]).replace("y", "\xff").encode("latin1"))
+    assert text.read_records(path, private=True) == [{"a": "x", "b": "\ufffd"}]
+    with pytest.raises(ValueError, match="is not UTF-8"):
+        text.read_records(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('"a"b,c\nx,y\n', "cannot be read"),
+        ('a,b\n"x,y\nx,y\n', "line 2: must be one record, got one up to line 3"),
+        ("a,a\nx,y\n", "line 1: must name each field once"),
+    ],
+)
+def test_a_header_and_cells_over_lines_are_refused_of_private_files_too(
+    content: str, said: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        text.read_records(write(tmp_path / "a.csv", content), private=True)
+
+
 def test_a_file_that_is_no_text(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="cannot be read"):
@@ -824,6 +868,10 @@ def test_labels_that_pandas_made_floats() -> None:
         assert found.tolist() == want
     named = text.labels(records[:2], "label", ["0.0", "1.0", "1", "0"])
     assert named.tolist() == [1, 0]  # What a class is called comes first.
+    reverse = text.labels([*records, {"label": "1.00"}], "label", ["0.0", "1.0"])
+    assert reverse.tolist() == [*want, 1]
+    with pytest.raises(ValueError, match=r"must be one of 0\.0, 1\.0, got"):
+        text.labels([{"label": 2}], "label", ["0.0", "1.0"])
     none = [0.5, 1e300, float("nan"), float("inf"), "1.5", "1.", ".0", "1.0.0", "x.0"]
     none += ["9" * 5000 + ".0", None]
     wrong = [{"label": x} for x in none]
