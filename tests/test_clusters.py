@@ -1,8 +1,8 @@
 """Scripts of ``docs/guides/clusters.md``, run as processes of this machine.
 
 They are read from the page; only its sizes and paths are other ones here. What a cluster
-adds is a stand-in: an ``srun`` that starts tasks with the variables that JAX reads, or the
-index that Kubernetes gives to a pod.
+adds is a stand-in: an ``srun`` or ``gcloud`` that starts tasks with the variables that JAX
+reads, or the index that Kubernetes gives to a pod.
 """
 
 import json
@@ -24,7 +24,7 @@ import pytest
 from jaxdp.cli import main
 from tests.training import kills
 
-pytestmark = pytest.mark.slow  # Eight processes import JAX.
+pytestmark = pytest.mark.slow  # Twelve processes import JAX.
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "guides" / "clusters.md").read_text(encoding="utf-8")
@@ -36,17 +36,14 @@ num-steps = {STEPS}
 seed = 1
 json = true
 """
-#: What the commands of a cluster are here.
-PROGRAMS = {
-    "jaxdp": f'exec "{sys.executable}" -m jaxdp.cli "$@"',
-    "srun": """
-        export SLURM_NTASKS=2 SLURM_STEP_NODELIST=localhost SLURM_STEP_NUM_NODES=1
+
+
+def together(task: str) -> str:
+    """A program of tasks 0 and 1 that ends with the larger of their exit codes."""
+    return f"""
         tasks= worst=0
         for i in 0 1; do
-            SLURM_PROCID=$i SLURM_LOCALID=$i sh -c '
-                echo $$ >> "$HOME/tasks"
-                exec "$@"
-            ' task "$@" &
+            {task} &
             tasks="$tasks $!"
         done
         for task in $tasks; do
@@ -55,8 +52,27 @@ PROGRAMS = {
             [ "$code" -le "$worst" ] || worst=$code
         done
         exit "$worst"
+    """
+
+
+#: What the commands of a cluster are here.
+PROGRAMS = {
+    "jaxdp": f'''
+        echo $$ >> "$HOME/tasks"
+        exec "{sys.executable}" -m jaxdp.cli "$@"
+    ''',
+    "srun": f"""
+        export SLURM_NTASKS=2 SLURM_STEP_NODELIST=localhost SLURM_STEP_NUM_NODES=1
+        {together('SLURM_PROCID=$i SLURM_LOCALID=$i "$@"')}
     """,
     "scontrol": 'echo "$@" >> "$HOME/asked"',
+    # Names of a slice of several are empty: JAX would ask Google's servers for them.
+    "gcloud": f"""
+        export JAX_FORCE_TPU_INIT=1 TPU_WORKER_HOSTNAMES=localhost,localhost
+        export MEGASCALE_COORDINATOR_ADDRESS= MEGASCALE_NUM_SLICES= MEGASCALE_SLICE_ID=
+        for command; do :; done
+        {together('TPU_WORKER_ID=$i sh -c "${command#--command=}"')}
+    """,
 }
 
 
@@ -146,29 +162,44 @@ def check_stops_and_goes_on(
             np.testing.assert_array_equal(got[name], want[name])
 
 
+def check_script(home: Path, script: str, number: int) -> None:
+    """The same for a script whose command starts two tasks: they get the signal."""
+    (home / "script").write_text(script)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+    def start() -> list[subprocess.Popen[str]]:
+        return [subprocess.Popen(["bash", "script"], cwd=home, text=True, **pipes)]
+
+    def send(jobs: Any) -> None:
+        del jobs
+        for task in (home / "tasks").read_text().split():
+            os.kill(int(task), number)
+
+    check_stops_and_goes_on(home, start, send)
+
+
 def test_the_slurm_script(
     cluster: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """JAX finds the tasks by SLURM's variables; a job that is stopped is queued again."""
-    script = cluster / "train.sbatch"
-    script.write_text(block(script.name))
+    """JAX finds the tasks by SLURM's variables; a job that is stopped is queued again.
+
+    ``--signal`` sends to the tasks, not to the script.
+    """
     # JAX takes the port from the number of the job.
     job = str(port - 61440)
     monkeypatch.setenv("SLURM_JOB_ID", job)
-
-    def start() -> list[subprocess.Popen[str]]:
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return [
-            subprocess.Popen(["bash", str(script)], cwd=cluster, text=True, **pipes)
-        ]
-
-    def send(jobs: Any) -> None:
-        del jobs  # As --signal does: to the tasks, not to the script.
-        for task in (cluster / "tasks").read_text().split():
-            os.kill(int(task), signal.SIGUSR1)
-
-    check_stops_and_goes_on(cluster, start, send)
+    check_script(cluster, block("train.sbatch"), signal.SIGUSR1)
     assert (cluster / "asked").read_text() == f"requeue {job}\n"
+
+
+def test_the_script_of_tpu_slices(
+    cluster: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX finds the workers by the variables of a slice; SIGTERM comes to them."""
+    monkeypatch.setenv("JAX_COORDINATOR_PORT", str(port))
+    script = block("train.sh")
+    assert "--worker=all" in script
+    check_script(cluster, script.replace("/mnt/disk", str(cluster)), signal.SIGTERM)
 
 
 def test_the_job_of_kubernetes(cluster: Path, port: int) -> None:

@@ -2,7 +2,8 @@
 
 A wrong argument gives one line on standard error and exit code 2, before a new run spends
 or writes anything; Ctrl-C gives one line and exit code 130, SIGTERM and SIGUSR1 (in a run,
-when a chunk is done) one line and exit code 75. A traceback is a bug of ours.
+when a chunk is done) one line and exit code 75, as do processes that wait in vain for
+others. A traceback is a bug of ours.
 Functions of this package raise a ``UsageError`` in one sentence that names the option.
 """
 
@@ -20,8 +21,9 @@ from jaxdp import __version__
 from jaxdp.cli import config, options, parsing
 from jaxdp.cli.parsing import Preempted, UsageError
 
-#: Exit code of a run that a signal stopped: EX_TEMPFAIL of sysexits.h, "try again". (143
-#: would also be that of a process that SIGTERM killed before it could take it.)
+#: Exit code of a run that a signal stopped, or to which a process did not come: EX_TEMPFAIL
+#: of sysexits.h, "try again". (143 would also be that of a process that SIGTERM killed
+#: before it could take it.)
 PREEMPTED = 75
 
 _HELP = ("-h", "--help")
@@ -119,8 +121,9 @@ def _overview() -> str:
         "jaxdp COMMAND --help lists a command's options; --config FILE.toml reads them\n"
         "from a file, whose keys are their names.\n\n"
         "Exit code 0: done. 1: an audit failed, a replay differs, or a bug. 2: a wrong\n"
-        "argument or file. 75: stopped by SIGTERM or SIGUSR1, the same command with\n"
-        "--resume auto goes on. 130: interrupted. 141: nobody reads the output."
+        "argument or file. 75: stopped by SIGTERM or SIGUSR1, or another process of\n"
+        "--distributed did not come; the same command with --resume auto goes on.\n"
+        "130: interrupted. 141: nobody reads the output."
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxdp.cli import options, record
+from jaxdp.cli import meeting, options, record
 from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.cli.prepare import check_folder
 from jaxdp.core import keys as keys_lib
@@ -119,9 +119,11 @@ def _join(where: bool | tuple[str, int, int]) -> None:
         given = {"coordinator_address": address, "process_id": index}
         given |= {"num_processes": count}
         who = f"process {index} of {count}"
-    # JAX ends a process without a word on who is missing: it is who does not say this.
+    # Where JAX finds the others it does not say who is missing: it is who is silent here.
     line = f"jaxdp: {who} waits at most {_PATIENCE} s for the others"
     print(line, file=sys.stderr, flush=True)
+    if isinstance(where, tuple):
+        meeting.meet(*where, _PATIENCE)
     # JAX would take SIGTERM, and nobody would hear of it until the run begins.
     with contextlib.suppress(AttributeError):  # Of other versions of JAX.
         jax.config.update("jax_enable_preemption_service", False)

@@ -83,16 +83,16 @@ def held_port() -> Iterator[tuple[int, list[int]]]:
     """Yields a free port, and the descriptor that keeps it for processes that inherit it.
 
     Linux gives it to no other socket as long as one of them lives, but for what asks for
-    this port with SO_REUSEPORT, as the coordinator of ``jax.distributed`` does. Elsewhere
-    another program may take it before that.
+    this port with SO_REUSEADDR, as process 0 does. Elsewhere another program may take it
+    before that.
     """
     with socket.socket() as held:
-        kept = sys.platform == "linux"
-        if kept:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("localhost", 0))
         port = held.getsockname()[1]
-        if not kept:
+        kept = sys.platform == "linux"
+        if kept:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        else:
             held.close()
         yield port, [held.fileno()] if kept else []
 

@@ -26,7 +26,7 @@ class UsageError(Exception):
 
 
 class Preempted(Exception):
-    """End of a run that a signal stopped: one line on standard error and exit code 75."""
+    """End of a command to be given again: one line on standard error and exit code 75."""
 
 
 def flag(name: str) -> str:
@@ -160,7 +160,8 @@ def _axes(text: str) -> dict[str, int]:
 def _place(text: str) -> tuple[str, int, int]:
     address, index, count = text.split(",")
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    known = host.encode("idna") and port.isdecimal()
+    if not known or not 0 < int(port) < 2**16:
         raise ValueError
     return address, int(index), int(count)
 
