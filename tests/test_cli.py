@@ -634,14 +634,23 @@ def test_one_command_begins_goes_on_and_ends(
 def test_launch_kills_the_others_and_says_how_all_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Where process 1 of two dies, by a program that stands for Python's."""
-    program = tmp_path / "python"
-    program.write_text('#!/bin/sh\ncase "$*" in *,1,2) exit 3;; esac\nexec sleep 300\n')
+    """Where process 1 of two dies, by a program that stands for Python's.
+
+    JAX would listen for the others at all interfaces, if it were not told.
+    """
+    program, told = tmp_path / "python", tmp_path / "told"
+    program.write_text(
+        '#!/bin/sh\ncase "$*" in\n'
+        f'*,1,2) echo "$JAX_COORDINATOR_BIND_ADDRESS $*" > {told}; exit 3;;\n'
+        "esac\nexec sleep 300\n"
+    )
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     assert run("launch", "--processes", 2, "--json", "--", "train") == 3
     want = {"exit_code": 3, "exit_codes": [137, 3]}
     assert json.loads(capsys.readouterr().out) == want
+    at, *words = told.read_text().split()
+    assert at.startswith("localhost:") and words[-1] == f"--distributed={at},1,2"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ports are held on Linux alone")

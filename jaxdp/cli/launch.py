@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -35,10 +36,13 @@ def run(command: options.Launch, words: list[str]) -> int:
     begin = [sys.executable, "-m", "jaxdp.cli", *words]
     pipe = subprocess.PIPE
     with held_port() as (port, held):
-        place = f"--distributed=localhost:{port}"
+        at = f"localhost:{port}"
+        # Secrets pass between the processes: not where other machines could ask for them.
+        own = os.environ | {"JAX_COORDINATOR_BIND_ADDRESS": at}
         jobs = [
             subprocess.Popen(
-                [*begin, f"{place},{index},{count}"],
+                [*begin, f"--distributed={at},{index},{count}"],
+                env=own,
                 text=True,
                 stdout=pipe,
                 stderr=pipe,
