@@ -121,9 +121,8 @@ def _overview() -> str:
         "jaxdp COMMAND --help lists a command's options; --config FILE.toml reads them\n"
         "from a file, whose keys are their names.\n\n"
         "Exit code 0: done. 1: an audit failed, a replay differs, or a bug. 2: a wrong\n"
-        "argument or file. 75: stopped by SIGTERM or SIGUSR1, or another process of\n"
-        "--distributed did not come; the same command with --resume auto goes on.\n"
-        "130: interrupted. 141: nobody reads the output."
+        "argument or file. 75: stopped by SIGTERM or SIGUSR1, or others did not come:\n"
+        "with --resume auto it goes on. 130: interrupted. 141: nobody reads the output."
     )
 
 
