@@ -108,9 +108,9 @@ def fit(units: np.ndarray, noise_std: float, name: str = "") -> LatticeSite:
         )
     found = integers(units).ravel()
     found = found[found != LIMIT]
-    # A whole number of blocks of residues, so that the law's slope cancels.
+    # Whole blocks of residues on both sides, so that the law's slope cancels.
     edge = math.ceil(_TAILS * noise_std / 256) * 256
-    tails = found[np.abs(found) >= edge]
+    tails = found[(found >= edge) | (found < -edge)]
     p_values = {}
     for where, numbers in (("", found), (" beyond 2 std", tails)):
         for modulus, least in MODULI.items():

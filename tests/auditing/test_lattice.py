@@ -66,6 +66,21 @@ def test_exact_noise_fits(std: int) -> None:
     assert residues.fit(exact(std, 20_000), std).p_value > 1e-6
 
 
+@pytest.mark.parametrize(("std", "num"), [(126, 2**20), (254, 2**22)])
+def test_tails_are_whole_blocks_of_residues(std: int, num: int) -> None:
+    """By chance, an honest law's p-value is below 1e-6 with probability 1e-6."""
+    support = np.arange(-10 * std, 10 * std + 1)
+    law = np.exp(-((support / std) ** 2) / 2)
+    drawn = np.random.default_rng(0).multinomial(num, law / law.sum())
+    made = np.repeat(support.astype(float), drawn)
+    # Two deviations are just below a multiple of 256.
+    assert residues.fit(made, std).p_value > 1e-6
+    far = np.abs(made) > 2 * std
+    found = residues.fit(np.where(far, 2 * np.rint(made / 2), made), std)
+    assert found.p_value < 1e-9
+    assert found.even_tails > 0.99
+
+
 @pytest.mark.parametrize("factor", [2.0**-20, 0.7 / 3 / 2**16])
 def test_what_float32_makes_of_exact_noise_fits(factor: float) -> None:
     made = exact(2**20, 20_000)
