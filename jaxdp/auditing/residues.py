@@ -25,7 +25,7 @@ LIMIT = 2**22
 #: Below so many units of noise residues are not uniform, not even of exact noise.
 LEAST_STD = 64.0
 #: Modulo what residues are looked at, and the least noise for each.
-MODULI = {2: 8.0, 16: LEAST_STD, 256: 1024.0}
+MODULI = {2: 2.0, 16: LEAST_STD, 256: 1024.0}
 _TAILS = 2.0  # standard deviations; what is further out has the coarsest floats
 _EXPECTED = 20  # the least expected count of a residue
 _BINADES = 23  # of |k| < LIMIT, and one for zero
