@@ -113,7 +113,7 @@ def lattice(
 
     * Does an adversary who knows both data sets tell them apart? Ratios of counts, of each
       parity or residue modulo 16 or 256 in each binade, become a bound on epsilon, as the
-      scores of :func:`audit` do. Digits of counts, whose grid is finer, are those of counts.
+      scores of :func:`audit` do. Of a count, whose grid is finer, digits are its own.
     * Where nothing contributes, are digits uniform (:mod:`jaxdp.auditing.residues`)? Of
       digits that are not, some data set's sum can be read, even where this one's is not.
 
