@@ -113,7 +113,7 @@ def lattice(
 
     * Does an adversary who knows both data sets tell them apart? Ratios of counts, of each
       parity or residue modulo 16 or 256 in each binade, become a bound on epsilon, as the
-      scores of :func:`audit` do.
+      scores of :func:`audit` do. Of a count, whose grid is finer, digits are its own.
     * Where nothing contributes, are digits uniform (:mod:`jaxdp.auditing.residues`)? Of
       digits that are not, some data set's sum can be read, even where this one's is not.
 
@@ -179,7 +179,8 @@ def lattice(
 
 def _attempts(sites: tuple[Site, ...], rule: bounds.Rule) -> Iterator[bounds.Attempt]:
     for site in sites:
-        first, second = (residues.integers(units) for units in site.units)
+        # In units of what a record moves: the low digits of a count are those of counts.
+        first, second = (residues.integers(u / site.moved) for u in site.units)
         learn = math.ceil(_LEARN * len(first))
         choose = math.ceil(_CHOOSE * len(first))
         odd = _odd(first[:learn], second[:learn])
@@ -187,7 +188,7 @@ def _attempts(sites: tuple[Site, ...], rule: bounds.Rule) -> Iterator[bounds.Att
             continue
         both = first[:, odd], second[:, odd]
         for name, modulus in _ATTACKS.items():
-            if site.noise_std < residues.MODULI[modulus]:
+            if site.noise_std / site.moved < residues.MODULI[modulus]:
                 continue
             cells = [residues.cells(found, modulus) for found in both]
             ratio = _log_ratio([c[:learn] for c in cells], residues.num_cells(modulus))

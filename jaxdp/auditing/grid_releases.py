@@ -47,6 +47,7 @@ class Site(NamedTuple):
     noise_std: float  # of one number, in units
     #: float64 (2, num_runs, m): without the record and with it, under the same noise.
     units: np.ndarray
+    moved: int = 1  # units, of which a record moves a number by a multiple
 
 
 class Reading(NamedTuple):
@@ -56,6 +57,7 @@ class Reading(NamedTuple):
     unit: float  # of the released numbers
     #: float64 (S, m, d), from S released vectors to the numbers that are on the grid.
     inverse: np.ndarray | None = None
+    moved: int = 1  # units, of which a record moves a number by a multiple
 
 
 #: From a run's keys, its table of Laplace noise and how much the record is (0 or 1), to the
@@ -90,7 +92,8 @@ def releases(made: Mechanism, num_runs: int, seed: int) -> tuple[Site, ...]:
         units = seen[name].astype(np.float64) / reading.unit
         if reading.inverse is not None:
             units = np.einsum("skd,wnsd->wnsk", reading.inverse, units)
-        sites.append(Site(name, reading.noise_std, units.reshape(*units.shape[:2], -1)))
+        units = units.reshape(*units.shape[:2], -1)
+        sites.append(Site(name, reading.noise_std, units, reading.moved))
     return tuple(sites)
 
 
@@ -208,21 +211,29 @@ def of_gradients(plan: Any, public: Keys, unit: Unit) -> Mechanism:
 
 
 def of_marginals(plan: Any, public: Keys, unit: Unit) -> Mechanism:
-    """Returns the simulation of the first step of ``plans.MWEM``, on one column."""
+    """Returns the simulation of a first and a drawn step of ``plans.MWEM``, on a column."""
     del unit  # Of a record; cases says so.
+    names = ("first shares", "shares of a drawn marginal")[: plan.num_steps]
+    reading = _reading_of(plan.grid)._replace(moved=2**plan.grid.shift)
+    # A third step, which is not run, is the one that fits longest.
     plan = dataclasses.replace(
-        plan, num_steps=2, sizes=(DIM,), attributes=((0,),), num_start=1
+        plan, num_steps=3, sizes=(DIM_OF_VALUES,), attributes=((0,),), num_start=1
     )
 
     def run(own: Keys, _: Any, amount: jax.Array) -> dict[str, jax.Array]:
         algorithm = plan.algorithm(simulation.run_keys(plan, own, public))
         none = jnp.full(plan.num_examples, -1, jnp.int32)
         records = none.at[0].set(jnp.where(amount > 0, 0, -1))
-        state = algorithm.init(plan.uniform())
-        state, _ = algorithm.step(state, records, value_fn=plan.queries)
-        return {"shares": state.fit.shares}
+        state, seen = algorithm.init(plan.uniform()), {}
+        for name in names:
+            # As if nothing were measured yet, so that shares are no means.
+            state = state._replace(fit=plan.uniform())
+            state, _ = algorithm.step(state, records, value_fn=plan.queries)
+            seen[name] = state.fit.shares
+        return seen
 
-    return Mechanism(run, {"shares": _reading_of(plan.grid)}, DIM, plan)
+    held = len(names) * DIM_OF_VALUES
+    return Mechanism(run, dict.fromkeys(names, reading), held, plan)
 
 
 def of_slopes(plan: Any, public: Keys, unit: Unit) -> Mechanism:

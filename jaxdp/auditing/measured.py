@@ -9,7 +9,7 @@ computes the laws of both from what was released before, in integers of its own.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import log_softmax
 
 from jaxdp.auditing import simulation
-from jaxdp.auditing.attacks import Score
+from jaxdp.auditing.attacks import Score, finite
 from jaxdp.auditing.canaries import Canary, DataSet, against
 from jaxdp.core.keys import Keys
 from jaxdp.kernels import simplex
@@ -26,6 +26,8 @@ from jaxdp.kernels import simplex
 _CELLS = 2**22  # numbers of one run, times runs, that are simulated at once
 #: Cells and records at most of a shortened plan.
 MOST_CELLS, MOST_RECORDS = 32, 64
+# Relative to the mean variance: above what float32 rounds, below any noise.
+_RIDGE = 1e-9
 _NATS = math.log(2) / 2**simplex.BITS
 
 
@@ -136,26 +138,55 @@ def attacks(
     """Returns all attacks by name.
 
     * *likelihood ratio*: the claimed one, of the noise and of the draws together.
+    * *covariance*: the same, but of noise that has the covariance of its first cells in all
+      steps, which is learned. It finds what noise has in common between steps.
     * *draws*: of the draws alone.
     """
-    del first, second  # Nothing is learned.
     counts = [true_counts(plan, data) for data in (canary.first, canary.second)]
 
-    def score(of_noise: bool) -> Callable[[np.ndarray], np.ndarray]:
-        def ratio(made: np.ndarray) -> np.ndarray:
-            seen = read(plan, made)
-            one, other = (log_draws(plan, seen, each) for each in counts)
-            found = (one - other).sum(axis=1)
-            if of_noise:
-                means = [each / plan.num_examples for each in counts]
-                apart, middle = means[0] - means[1], (means[0] + means[1]) / 2
-                off = np.where(measured_cells(plan, seen), seen.measured - middle, 0)
-                found = found + (off @ apart).sum(axis=1) / plan.noise_std**2
-            return found
+    means = [each / plan.num_examples for each in counts]
+    apart, middle = means[0] - means[1], (means[0] + means[1]) / 2
+    learned = (first, means[0]), (second, means[1])
+    noise = np.concatenate([_leading(plan, made, mean)[0] for made, mean in learned])
+    covariance = noise.T @ noise / len(noise)
+    ridge = _RIDGE * np.trace(covariance) / len(covariance)
+    precision = np.linalg.inv(covariance + ridge * np.eye(len(covariance)))
 
-        return ratio
+    def draws(made: np.ndarray) -> np.ndarray:
+        seen = read(plan, made)
+        one, other = (log_draws(plan, seen, each) for each in counts)
+        return (one - other).sum(axis=1)
 
-    return {"likelihood ratio": score(True), "draws": score(False)}
+    def claimed(made: np.ndarray) -> np.ndarray:
+        seen = read(plan, made)
+        off = np.where(measured_cells(plan, seen), seen.measured - middle, 0)
+        return draws(made) + (off @ apart).sum(axis=1) / plan.noise_std**2
+
+    def correlated(made: np.ndarray) -> np.ndarray:
+        off, at = _leading(plan, made, middle)
+        return draws(made) + ((off @ precision) * apart[at]).sum(axis=1)
+
+    return {"likelihood ratio": claimed, "covariance": correlated, "draws": draws}
+
+
+def _leading(
+    plan: Any, made: np.ndarray, mean: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what was measured less its mean, (num_runs, k), and of which cells it is.
+
+    All cells of the first step, and of the others as many as every marginal has, so that
+    noise that steps share is in the same columns, whatever was drawn.
+    """
+    seen, offsets = read(plan, made), plan.queries.offsets
+    start, width = int(offsets[plan.num_start]), int(np.min(np.diff(offsets)))
+    drawn = offsets[seen.drawn[:, 1:], None] + np.arange(width)
+    begun = np.broadcast_to(np.arange(start), (len(made), start))
+    at = np.concatenate([begun, drawn.reshape(len(made), -1)], axis=1)
+    step = np.repeat(
+        np.arange(plan.num_steps), [start] + [width] * (plan.num_steps - 1)
+    )
+    found = seen.measured[np.arange(len(made))[:, None], step, at]
+    return finite(found - mean[at]), at
 
 
 def true_counts(plan: Any, data: DataSet) -> np.ndarray:

@@ -25,7 +25,7 @@ LIMIT = 2**22
 #: Below so many units of noise residues are not uniform, not even of exact noise.
 LEAST_STD = 64.0
 #: Modulo what residues are looked at, and the least noise for each.
-MODULI = {2: 8.0, 16: LEAST_STD, 256: 1024.0}
+MODULI = {2: 2.0, 16: LEAST_STD, 256: 1024.0}
 _TAILS = 2.0  # standard deviations; what is further out has the coarsest floats
 _EXPECTED = 20  # the least expected count of a residue
 _BINADES = 23  # of |k| < LIMIT, and one for zero
@@ -108,9 +108,9 @@ def fit(units: np.ndarray, noise_std: float, name: str = "") -> LatticeSite:
         )
     found = integers(units).ravel()
     found = found[found != LIMIT]
-    # A whole number of blocks of residues, so that the law's slope cancels.
+    # Whole blocks of residues on both sides, so that the law's slope cancels.
     edge = math.ceil(_TAILS * noise_std / 256) * 256
-    tails = found[np.abs(found) >= edge]
+    tails = found[(found >= edge) | (found < -edge)]
     p_values = {}
     for where, numbers in (("", found), (" beyond 2 std", tails)):
         for modulus, least in MODULI.items():

@@ -22,7 +22,7 @@ import numpy as np
 from jaxdp.data.binning import Binning
 from jaxdp.saddle.oracles.queries import Marginals
 
-#: Probability with which each interval holds what it is of.
+#: Probability with which each interval holds what it is of; of correlations, about that.
 COVERAGE = 0.95
 #: What the numbers of a report are of.
 NOTE = (
@@ -160,8 +160,9 @@ def correlation_interval(
 ) -> tuple[float, float]:
     """Returns an interval for the true correlation, by simulated noise on a table.
 
-    The error of the noised table's correlation is taken to be distributed as if the
-    synthetic table were the true one (the basic bootstrap); all of [-1, 1] where noise
+    It holds it with a probability of about 95%. The error of the noised table's correlation
+    is taken to be distributed as if the synthetic table were the true one (the basic
+    bootstrap), which on a skewed table gave 92% of 300 runs; all of [-1, 1] where noise
     leaves nothing to see.
     """
     noise = noise_std * np.random.default_rng(0).normal(size=(_DRAWS, *table.shape))

@@ -129,6 +129,10 @@ SPIDER = "jaxdp/sosp/spider.py"
 ESCAPES = "jaxdp/sosp/escapes.py"
 SOSP_ROLES = "jaxdp/sosp/roles.py"
 
+MWEM = "jaxdp/saddle/algorithms/mwem.py"
+NOISE_OF_ROUND = (
+    "    noise = run_state.gaussian(roots[0], count, widest, p.grid.noise_std)\n"
+)
 MWEM_PLAN = "jaxdp/saddle/plans/mwem.py"
 
 USERS = "jaxdp/data/users.py"
@@ -727,10 +731,28 @@ MUTATIONS = (
     ),
     Mutation(
         "scores of marginals doubled",
-        "jaxdp/saddle/algorithms/mwem.py",
+        MWEM,
         "grid.change(below << grid.bits))",
         "2 * grid.change(below << grid.bits))",
         "drawn marginals",
+    ),
+    Mutation(
+        "one noise for all rounds of marginals",
+        MWEM,
+        NOISE_OF_ROUND,
+        NOISE_OF_ROUND.replace("count", "0"),
+        "drawn marginals",
+    ),
+    # Which is large enough, and of whole units; but it shows the parity of counts.
+    Mutation(
+        "an even number of counts as the noise of a drawn marginal",
+        MWEM,
+        NOISE_OF_ROUND,
+        f"{NOISE_OF_ROUND}    two = p.grid.shift + 1\n"
+        "    noise = noise._replace(high=(noise.high >> two) << two)\n",
+        "drawn marginals",
+        num_runs=1000,
+        lattice=True,
     ),
     # What the library did, too: parities of un-noised sums showed.
     Mutation(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxdp import plans, sampling
-from jaxdp.auditing import attacks, bounds, canaries
+from jaxdp.auditing import attacks, bounds, canaries, measured
 
 PLAN = plans.DPZero(
     num_examples=8,
@@ -113,3 +113,44 @@ def test_likelihood_ratio_of_a_mixture_is_the_best_for_it(groups: int) -> None:
     score = learned["likelihood ratio"](second)
     assert np.corrcoef(score, exact)[0, 1] > 0.9999
     np.testing.assert_allclose(score, exact, atol=0.2)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_noise_shared_by_rounds_of_marginals_is_found(shared: bool) -> None:
+    plan = plans.MWEM(
+        num_examples=20,
+        num_steps=3,
+        relation="replace_one",
+        sizes=(2, 2),
+        attributes=((0,), (1,), (0, 1)),
+        num_start=1,
+    ).calibrate(epsilon=1.0, delta=1e-5)
+    (canary,) = measured.canaries(plan)
+
+    def made(data: canaries.DataSet, seed: int) -> np.ndarray:
+        rng = np.random.default_rng(seed)
+        drawn = np.concatenate(
+            [np.full((RUNS, 1), -1), rng.integers(3, size=(RUNS, 2))], 1
+        )
+        each = rng.normal(size=(RUNS, 3, 4)) * plan.noise_std
+        noise = each[:, [0, 0, 0] if shared else [0, 1, 2]]
+        # Of the noise of a step, the cells of its marginal have the first numbers.
+        shares = measured.true_counts(plan, data) / plan.num_examples
+        shares = shares + noise[..., [0, 1, 0, 1, 0, 1, 2, 3]]
+        model = np.zeros_like(shares)
+        full = np.concatenate([drawn[..., None], shares, model], -1)
+        seen = measured.measured_cells(plan, measured.read(plan, full))
+        return np.concatenate([drawn[..., None], shares * seen, model], -1)
+
+    one, other = made(canary.first, 0), made(canary.second, 1)
+    half = RUNS // 2
+    learned = measured.attacks(plan, canary, one[:half], other[:half])
+    rule = bounds.Rule(1e-5, 1e-6, zcdp=True)
+    epsilons = {
+        name: bounds.best_threshold(score(one[half:]), score(other[half:]), rule)[1]
+        for name, score in learned.items()
+    }
+    assert epsilons["likelihood ratio"] < plan.epsilon()
+    assert (epsilons["covariance"] > 5 * plan.epsilon()) == shared
+    if not shared:
+        assert epsilons["covariance"] < plan.epsilon()

@@ -66,6 +66,21 @@ def test_exact_noise_fits(std: int) -> None:
     assert residues.fit(exact(std, 20_000), std).p_value > 1e-6
 
 
+@pytest.mark.parametrize(("std", "num"), [(126, 2**20), (254, 2**22)])
+def test_tails_are_whole_blocks_of_residues(std: int, num: int) -> None:
+    """By chance, an honest law's p-value is below 1e-6 with probability 1e-6."""
+    support = np.arange(-10 * std, 10 * std + 1)
+    law = np.exp(-((support / std) ** 2) / 2)
+    drawn = np.random.default_rng(0).multinomial(num, law / law.sum())
+    made = np.repeat(support.astype(float), drawn)
+    # Two deviations are just below a multiple of 256.
+    assert residues.fit(made, std).p_value > 1e-6
+    far = np.abs(made) > 2 * std
+    found = residues.fit(np.where(far, 2 * np.rint(made / 2), made), std)
+    assert found.p_value < 1e-9
+    assert found.even_tails > 0.99
+
+
 @pytest.mark.parametrize("factor", [2.0**-20, 0.7 / 3 / 2**16])
 def test_what_float32_makes_of_exact_noise_fits(factor: float) -> None:
     made = exact(2**20, 20_000)
@@ -99,9 +114,15 @@ def test_noise_of_a_few_units_is_refused() -> None:
 # The adversary.
 
 
-def released(units: np.ndarray, moved: np.ndarray, monkeypatch: Any) -> Any:
-    """The result for a plan that releases these numbers, moved by a record."""
-    site = grid_releases.Site("numbers", 2.0**20, np.stack([units, units + moved]))
+def released(
+    units: np.ndarray, moved: np.ndarray, monkeypatch: Any, least: int = 1
+) -> Any:
+    """The result for a plan that releases these numbers, moved by a record.
+
+    By a multiple of ``least`` units, whatever the record.
+    """
+    both = np.stack([units, units + moved])
+    site = grid_releases.Site("numbers", 2.0**20, both, least)
     monkeypatch.setattr(grid_releases, "releases", lambda *_: (site,))
     return auditing.lattice(LATTICE_PLANS["DPGD"], num_runs=200)
 
@@ -135,7 +156,36 @@ def test_a_record_is_not_seen_under_noise_of_integers(monkeypatch: Any) -> None:
     assert found.epsilon_lower < found.epsilon
 
 
+def test_the_parity_of_counts_is_seen_below_all_of_their_units(
+    monkeypatch: Any,
+) -> None:
+    """Noise whose low digits fit, if a record moves numbers by 2**16 units."""
+    made = np.rint(np.random.default_rng(2).normal(0, 2.0**20, (1000, 500)))
+    moved = 2.0**16 * (np.arange(500) == 0)
+    even = 2.0**17 * np.rint(made / 2**17) + made % 2**16 - 2.0**15
+    found = released(even, moved, monkeypatch, 2**16)
+    assert found.worst.p_value > 1e-6
+    assert found.flagged
+    assert found.method.startswith("parity")
+    assert released(made, moved, monkeypatch, 2**16).passed
+
+
 # Plans.
+
+
+@pytest.mark.parametrize(("steps", "sites"), [(1, 1), (4, 2)])
+def test_a_drawn_marginal_is_a_site_of_its_own(steps: int, sites: int) -> None:
+    plan = plans.MWEM(
+        num_examples=20,
+        num_steps=steps,
+        relation="replace_one",
+        sizes=(2, 2),
+        attributes=((0,), (1,)),
+        num_start=1,
+    ).with_noise(noise_multiplier=8.0, delta=1e-5)
+    made = grid_releases.of_marginals(plan, Keys.insecure(0), units.RECORD)
+    assert len(made.readings) == sites
+    assert {r.moved for r in made.readings.values()} == {2**plan.grid.shift}
 
 
 #: Whose noise is added by the step that adds it for the others.
