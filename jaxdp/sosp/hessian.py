@@ -33,7 +33,7 @@ HessianNorm = Literal["operator", "frobenius"]
 HESSIAN_NORMS: tuple[HessianNorm, ...] = get_args(HessianNorm)
 
 #: Bits of one record's product.
-_RECORD_BITS = 16
+RECORD_BITS = 16
 #: How much shorter than the radius a vector may count as: by a factor of 2**12.
 MAX_HALVINGS = 12
 #: Squarings by which a matrix's operator norm is bounded: to within d**(1 / 64).
@@ -120,9 +120,9 @@ def release_product(
         return over_records(product)(some)
 
     bound = grid.l2_clip_norm * reach(grid, times)
-    fine = Grid(bound, _RECORD_BITS, grid.normalizer, 0)
+    fine = Grid(bound, RECORD_BITS, grid.normalizer, 0)
     total = release.bounded_stretch(fine, products, point.size, *records)
-    coarse = stretch.shifted(total, _RECORD_BITS - grid.bits + times)
+    coarse = stretch.shifted(total, RECORD_BITS - grid.bits + times)
     released = Grid(
         grid.l2_clip_norm * grid.radius, grid.bits, grid.normalizer, grid.noise_std
     )

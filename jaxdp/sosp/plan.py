@@ -333,8 +333,9 @@ class SOSP(Plan):
             must be one of every record's Hessian, which is often far larger.
           failure_probability: in (0, 1), that a certificate of the run is wrong.
           accuracy: :math:`\gamma` > 0; a certificate is of alpha =
-            (``trigger_factor`` + 1) :math:`\gamma`. None takes the least for which four
-            times the expected records fit into n.
+            (``trigger_factor`` + 1) :math:`\gamma`, and what grids round off, which grows
+            with d. None takes the least for which four times the expected records fit
+            into n.
           escape_failure_probability: of one escape that it wrongly fails, in (0, 1). None
             takes a share of ``failure_probability``.
           num_steps: T, most iterations. None is 2000 for a given accuracy; else 2000 more
@@ -359,8 +360,8 @@ class SOSP(Plan):
           hessian_std: of its Hessian, in operator norm; None for M.
 
         Raises:
-          ValueError: a constant out of range, or too few records for a refresh and a
-            Hessian.
+          ValueError: a constant out of range, too few records for a refresh and a
+            Hessian, or so many dimensions that grids hide curvature from escapes.
           TypeError: a constant of the wrong kind, missing or unknown.
 
         Example:
@@ -370,7 +371,7 @@ class SOSP(Plan):
           ...     relation="replace_one", lipschitz=1.0, smoothness=1.0,
           ...     hessian_lipschitz=1.0, accuracy=0.1,
           ... )
-          >>> plan.theorem.promise.alpha, bool(plan.epsilon() <= 2.0)
+          >>> round(plan.theorem.promise.alpha, 3), bool(plan.epsilon() <= 2.0)
           (0.4, True)
         """
         return cls._certified(**designs.given(locals()))

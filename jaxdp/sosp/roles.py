@@ -44,7 +44,7 @@ def mean(
     """Computes the role of means of clipped vectors, or of matrices."""
     sensitivity = moves * clip_norm / rows
     noise = noise_multiplier * moves
-    bits = _bits(name, noise)
+    bits = grid_bits(name, noise)
     grid = Grid(clip_norm, bits, rows, accounting.integer_std(noise * 2**bits * _MORE))
     return Role(sensitivity, noise_multiplier * sensitivity, grid)
 
@@ -58,7 +58,7 @@ def differences(
     node_std = noise_multiplier * sensitivity * longest
     noise_std = node_std * float(correlation.prefix_norms().max())
     node = noise_multiplier * moves * longest
-    bits = _bits("difference", node * correlation.largest_norm())
+    bits = grid_bits("difference", node * correlation.largest_norm())
     std = accounting.integer_std(node * 2**bits * _MORE)
     sums.check_fine(correlation, std, noise_multiplier)
     return Role(sensitivity, noise_std, Grid(1 / rate, bits, 1.0, std), node_std)
@@ -109,7 +109,7 @@ class Products:
         """
         clip_norm, rows, radius = self.clip_norm, self.rows, self.radius
         noise = self.noise_std * rows / (clip_norm * radius)
-        bits = _bits("escape", noise)
+        bits = grid_bits("escape", noise)
         rounding = math.sqrt(dim) * 2.0**-bits / self.moves
         if not self.filtered:
             exact = self.noise_multiplier * self.sensitivity * rows
@@ -147,7 +147,7 @@ def tracked(
     one = move * radius
     # With twice what is rounded before: more than what this grid adds.
     rounded = noise_multiplier * often * (1 + 4 * rounding / one)
-    fine = _bits("escape", 2 * max(least_std / one, rounded))
+    fine = grid_bits("escape", 2 * max(least_std / one, rounded))
     unit = one * 2.0 ** -min(fine, math.floor(30 - math.log2(2 * GROWTH * rows)))
     exact = move * on_grid * radius * (1 + 1e-6)
     sensitivity = (exact + 2 * rounding + math.sqrt(dim) * unit) * often
@@ -224,7 +224,7 @@ class SOSPNumbers(NamedTuple):
         return rate * self.hessian_lipschitz / self.smoothness
 
 
-def _bits(name: str, noise_over_clip: float) -> int:
+def grid_bits(name: str, noise_over_clip: float) -> int:
     """Returns the grid bits of one record's contribution, for noise of so many clips."""
     try:
         # Sums are of two words, so only those over a slice must fit into one; the largest

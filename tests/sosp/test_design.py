@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import math
+import statistics
 from typing import Any
 
 import numpy as np
 import pytest
 
 from jaxdp import accounting, plans
-from jaxdp.kernels import prefix_noise
+from jaxdp.kernels import clip, prefix_noise, stretch
 from jaxdp.mechanism.design import Design, ideal_factor
 from jaxdp.sosp.hessian import HESSIANS
 from jaxdp.sosp.theory import bounds, design
@@ -133,6 +134,19 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+NORMAL = statistics.NormalDist()
+
+
+def bits_under(noise: float) -> int:
+    """Bits of a grid beside noise of so many clips."""
+    return clip.grid_bits(stretch.MAX_SLICE, noise, deviations=32)
+
+
+def off_by(size: float, bits: int) -> float:
+    """What rounding and the clip's margin take off a row of so many numbers, in clips."""
+    return math.sqrt(size) * 2.0**-bits + 2.0**-18
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_promise_follows_from_the_settings(name: str) -> None:
     """Failures of each kind, counted again from the plan's numbers alone."""
@@ -166,9 +180,9 @@ def test_the_promise_follows_from_the_settings(name: str) -> None:
         step = 2 * max(g / s.refresh_batch_size, 1 / rate)
         exponent = (gamma / 2) ** 2 / (2 * (variance + step * gamma / 6))
         assert 2 * math.exp(-exponent) * p.max_refreshes <= total / 4 * slack
-    # Curvature.
-    bad, error = math.sqrt(rho * p.alpha), math.sqrt(rho * gamma) / 2
-    rows = s.hessian_batch_size
+    # Curvature, that without rounding is found.
+    found, error = s.trigger_norm + gamma, math.sqrt(rho * gamma) / 2
+    bad, rows = math.sqrt(rho * found), s.hessian_batch_size
     if tracked:
         assert s.hessian_difference_rate is not None
         # The clip of a change over its operator norm is at least that of a Hessian.
@@ -203,16 +217,109 @@ def test_the_promise_follows_from_the_settings(name: str) -> None:
             noise_std=s.escape_noise_std,
             radius=s.escape_radius,
         )
+        # Of rounding: the records' 16 bits, and the grid of the sum.
+        if not tracked:
+            longest = s.hessian_clip_norm * s.escape_radius
+            bits = bits_under(s.escape_noise_std * rows / longest)
+            off = (off_by(s.dim, 16) + math.sqrt(s.dim) * 2.0**-bits / rows) * longest
+            off *= math.sqrt(s.escape_steps - 1) / s.escape_noise_std
+            fails = NORMAL.cdf(NORMAL.inv_cdf(fails) + off)
         assert fails <= p.escape_failure_probability * slack
         products = math.sqrt(s.escapes_per_refresh * (s.escape_steps - 1))
         assert move * s.escape_radius * products <= s.escape_noise_std * slack
     assert p.failure_probability == pytest.approx(total)
     assert p.escape_failure_probability * p.max_escapes <= total / 4 * slack
-    # And so: where an escape begins, gradients are at most alpha.
-    assert p.alpha >= (s.trigger_norm + gamma) / slack
+    # And so: where an escape begins, gradients are at most alpha, rounded as they are.
+    noise, longest = p.noise_multiplier * moved, max(kernel.column_norms())
+    bits = bits_under(noise), bits_under(noise * longest * kernel.largest_norm())
+    off = off_by(s.dim, bits[0]) * g
+    off += off_by(s.dim, bits[1]) * (kappa + s.max_differences / rate)
+    assert p.alpha >= (found + off) / slack
+    # So are matrices.
+    off = 0.0
+    if s.hessian == "released":
+        off = off_by(s.dim * (s.dim + 1) / 2, bits[0]) * s.hessian_clip_norm
+    if tracked:
+        changes = (s.hessian_difference_rate or 0) * rho * kappa / m + s.max_differences
+        off = off_by(s.dim**2, 16) * s.hessian_clip_norm * min(4, 1 + changes / rows)
+        off *= (
+            4 if s.hessian_norm == "operator" else 1
+        )  # The least power of 2 over root d.
+    assert math.sqrt(rho * p.alpha) >= min(bad + off, max(m, bad)) / slack
+    # Which is little in ten dimensions.
+    assert p.alpha <= 1.03 * found
     assert s.l2_clip_norm == g and s.hessian_clip_norm >= m
     fields = json.loads(json.dumps(s.as_dict(), allow_nan=False))
     assert Design.read({"promise": bounds.CertifiedPoint}, **fields) == s
+
+
+#: In which each number of a record's gradient can be below a unit, and the norm large.
+MANY: dict[str, Any] = {
+    "num_examples": 400_000,
+    "dim": 4096,
+    "epsilon": 50.0,
+    "delta": 1e-6,
+    "relation": "zero_out",
+    "lipschitz": 1.0,
+    "smoothness": 1.0,
+    "hessian_lipschitz": 400.0,
+    "accuracy": 3e-4,
+    "trigger_factor": 1.0,
+    "gradient_std": 0.0,
+    "difference_std": 0.0,
+    "hessian_std": 0.0,
+}
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_alpha_covers_gradients_that_are_rounded_to_zero(coarse: bool) -> None:
+    """Of all records, in a refresh and in its differences; also beside large noise."""
+    given = {"epsilon": 0.004, "accuracy": 0.003, "num_examples": 2**29, "delta": 1e-10}
+    plan = plans.SOSP.certified(**MANY | (given if coarse else {}))
+    assert plan.theorem is not None
+    lost, d = 0.0, MANY["dim"]
+    clips = {
+        "refresh": 1.0,
+        "difference": plan.drift_limit
+        + plan.max_differences / plan.difference_batch_rate,
+    }
+    for name, bound in clips.items():
+        bits = getattr(plan.roles, name).grid.bits
+        row = np.full((1, d), 0.999 * bound * 2.0**-bits, np.float32)
+        assert not clip.to_grid(row, np.ones(1, bool), bound, bits).any()
+        lost += float(np.linalg.norm(row))
+    # An estimate of zero, up to noise and sampling, may be of a gradient of that norm.
+    promise = plan.theorem.promise
+    assert promise.alpha >= plan.trigger_norm + promise.accuracy + lost
+    assert coarse == (plan.roles.refresh.grid.bits < 16)
+
+
+def test_alpha_covers_hessians_that_are_rounded_to_zero() -> None:
+    """A released one: a multiple of ones, the least eigenvalue of which is the norm."""
+    plan = plans.SOSP.certified(**COMMON, hessian="released", accuracy=0.06)
+    assert plan.theorem is not None
+    alpha, gamma, grid = plan.theorem.promise.alpha, 0.06, plan.roles.hessian.grid
+    # Of the coordinates, those off the diagonal are times the root of 2.
+    entry = 0.999 * grid.l2_clip_norm * 2.0**-grid.bits / math.sqrt(2)
+    hessian = np.full((10, 10), -entry)
+    flat = np.where(np.eye(10), 1, math.sqrt(2)) * hessian
+    rows = flat[np.triu_indices(10)][None].astype(np.float32)
+    kept = clip.to_grid(rows, np.ones(1, bool), grid.l2_clip_norm, grid.bits)
+    assert not kept.any()
+    least = math.sqrt(SMOOTHNESS * 4 * gamma) - np.linalg.eigvalsh(hessian)[0]
+    assert math.sqrt(SMOOTHNESS * alpha) >= least
+
+
+@pytest.mark.parametrize("accuracy", [0.0065, None])
+def test_so_many_dimensions_that_curvature_is_rounded_away(accuracy: Any) -> None:
+    """Their products are below a unit wherever curvature has not grown far."""
+    large = {"num_examples": 2**28, "epsilon": 8.0, "delta": 1e-9, "dim": 2**20}
+    with pytest.raises(ValueError, match=r"^dim must be such that .* got 1048576"):
+        make(**large, accuracy=accuracy, trigger_factor=1.0)
+    # No accuracy is given: the least at which it shows.
+    found = make(**large | {"dim": 4096}, trigger_factor=1.0)
+    with pytest.raises(ValueError, match=r"^dim must be such that .* got 4096"):
+        make(**large | {"dim": 4096}, accuracy=found.promise.accuracy / 3)
 
 
 def test_the_least_accuracy_leaves_records_for_more_anchors() -> None:

@@ -216,7 +216,7 @@ def test_escape_steps(
     assert steps == want
     found = escape_failure(steps, **numbers)
     assert found == pytest.approx(bound, abs=6e-4) and found <= failure
-    assert escape_failure(steps - 1, **numbers) > failure * 0.99
+    assert escape_failure(want - 1, **numbers) > failure * 0.99
     # One eigenvalue -curvature, none else: 0 the others, where noise only adds up.
     rng = np.random.default_rng(dim)
     runs = 4000
@@ -230,6 +230,39 @@ def test_escape_steps(
     # A normal's tail beyond 4.9 standard errors is 5e-7.
     spread = math.sqrt(found * (1 - found) / runs)
     assert found * 0.5 < inside.mean() <= found + 4.9 * spread
+
+
+def test_escape_steps_where_rounding_holds_it_back() -> None:
+    """Pulled back by up to so many stds in each step but the first, it leaves later.
+
+    Both shares are more than 30 standard errors from what they are compared with.
+    """
+    numbers = {"curvature": 0.3, "smoothness": 1.0, "noise_std": 1.0, "radius": 3.0}
+    failure, pull = 0.05, 0.3
+
+    def stays(steps: int | None) -> float:
+        assert steps is not None
+        rng = np.random.default_rng(0)
+        v, inside = np.zeros(50_000), np.ones(50_000, bool)
+        for step in range(steps):
+            v = 1.3 * v
+            v -= np.clip(v, -pull, pull) if step else 0
+            v += rng.standard_normal(v.size)
+            inside &= abs(v) < numbers["radius"]
+        return float(inside.mean())
+
+    few = bounds.escape_steps(**numbers, failure=failure)
+    assert stays(few) > 2 * failure
+    assert few == bounds.escape_steps(**numbers, failure=failure, rounding=1e-6)
+    more = bounds.escape_steps(**numbers, failure=failure, rounding=pull)
+    assert stays(more) < failure
+    # That it stays by the law without it, and what it is pulled.
+    assert more is not None
+    left = escape_failure(more, **numbers)
+    assert bounds.shifted(left, pull * math.sqrt(more - 1)) <= failure
+    assert bounds.shifted(failure, 0.0) == pytest.approx(failure)
+    # Without an end: it grows by a third a step, and noise is held.
+    assert bounds.escape_steps(**numbers, failure=failure, rounding=1.0) is None
 
 
 def test_noise_radius_holds_in_few_dimensions() -> None:

@@ -52,10 +52,16 @@ References:
 
 import dataclasses
 import math
+import statistics
 from typing import Literal
 
 from jaxdp.core import display, validate
 from jaxdp.mechanism.design import PopulationConstants
+
+#: Squares of smaller probabilities are no floats.
+_LEAST_FAILURE = 1e-150
+#: Of a clip, what :func:`jaxdp.kernels.clip.to_grid` takes off a row that reaches it.
+_MARGIN = 2.0**-18
 
 Basis = Literal["constants", "deviations", "rate"]
 
@@ -88,8 +94,10 @@ class CertifiedPoint:
     """Guarantee of a point that comes with a certificate, and its assumptions.
 
     Attributes:
-      alpha: it is alpha-second-order stationary.
-      accuracy: gamma, largest error of an estimated gradient where an escape begins.
+      alpha: it is alpha-second-order stationary. Of a certified design what grids round
+        off is included.
+      accuracy: gamma, largest error of an estimated gradient where an escape begins, but
+        for what grids round off.
       failure_probability: that any certificate of the run is wrong. With typical
         deviations, sampling errors are not part of it.
       escape_failure_probability: the share of one escape: that it does not leave a point
@@ -168,6 +176,17 @@ def rounded_up(x: float, at_least: int = 1) -> int:
     return max(at_least, math.ceil(min(x, 2.0**53) * (1 - 1e-9)))
 
 
+def grid_rounding(size: int, bits: int) -> float:
+    r"""Bounds what a grid takes off a row of ``size`` numbers, in clips.
+
+    .. math:: \sqrt D\,2^{-k} + 2^{-18}
+
+    Numbers are rounded towards zero, by less than a unit of :math:`2^{-k}` each, after a
+    row that reaches its clip was made a little shorter. Means over records are as far off.
+    """
+    return math.sqrt(size) * 2.0**-bits + _MARGIN
+
+
 def noise_radius(dim: int, failure: float) -> float:
     r"""Bounds the norm of a standard normal vector, but for probability ``failure``.
 
@@ -214,7 +233,8 @@ def escape_steps(
     noise_std: float,
     radius: float,
     failure: float,
-) -> int:
+    rounding: float = 0.0,
+) -> int | None:
     r"""Returns steps, at least 2, after which an escape is inside with at most ``failure``.
 
     .. math::
@@ -223,7 +243,30 @@ def escape_steps(
 
     Some eigenvalue of the model's Hessian is at most ``-curvature`` (-c); ``noise_std`` is
     that of every step's gradient, ``radius`` is Xi and ``failure`` p.
+
+    With ``rounding`` e, every step but the first may be shifted by up to e stds of its
+    noise, in whatever way by the steps before it. Then p is less: ``failure`` is it
+    :func:`shifted` by :math:`e\sqrt{\Gamma - 1}`. None where no number of steps is enough.
     """
     log = math.log1p(curvature / smoothness)
-    needed = 2 / math.pi * (radius * smoothness / (failure * noise_std)) ** 2
-    return rounded_up(math.log1p(math.expm1(2 * log) * needed) / (2 * log), 2)
+    steps, left = 0, failure
+    while left > _LEAST_FAILURE:
+        needed = 2 / math.pi * (radius * smoothness / (left * noise_std)) ** 2
+        more = rounded_up(math.log1p(math.expm1(2 * log) * needed) / (2 * log), 2)
+        if more <= steps:
+            return steps
+        steps = more
+        if rounding:
+            left = shifted(failure, -rounding * math.sqrt(steps - 1))
+    return None
+
+
+def shifted(probability: float, by: float) -> float:
+    r"""Returns :math:`\Phi(\Phi^{-1}(p) + s)` for a p and a shift s, in stds.
+
+    An event of Gaussian draws that has probability p has at most this one where each draw
+    is moved by what was drawn before it, and the squares of the moves, in stds, sum up to
+    at most :math:`s^2`.
+    """
+    at = statistics.NormalDist().inv_cdf(probability) + by
+    return math.erfc(-at / math.sqrt(2)) / 2

@@ -1,10 +1,15 @@
 r"""Designs with explicit constants, whose certificates are proven.
 
 Where an escape fails, the estimated gradient is at most :math:`\theta = c_g\gamma`. So the
-point is :math:`\alpha`-second-order stationary with :math:`\alpha = (c_g + 1)\gamma` if
+point is :math:`\alpha`-second-order stationary with :math:`\alpha = (c_g + 1)\gamma + r`,
+or a little more, if
 
-1. the estimate's error is at most gamma: noise and sampling half each;
+1. the estimate's error is at most :math:`\gamma + r`: noise and sampling are half of gamma
+   each, and r is what grids round off;
 2. an escape from a point of curvature below :math:`-\sqrt{\rho\alpha}` does not fail.
+
+All numbers are chosen for :math:`\alpha_0 = (c_g + 1)\gamma`; rounding is added to what
+they promise.
 
 Each of four kinds of failure takes a quarter of the failure probability p:
 
@@ -20,7 +25,7 @@ Each of four kinds of failure takes a quarter of the failure probability p:
 * *Sampling of Hessians.* An escape's own records know nothing of the eigenvector v of the
   true Hessian at its start, so :math:`v^\top H v` is a mean of numbers in [-M, M]: by
   Hoeffding's inequality :math:`b_H = 2M^2\ln(4E/p)/\chi^2` records leave H a curvature
-  below :math:`-\sqrt{\rho\alpha} + \chi`, with :math:`\chi = \sqrt{\rho\gamma}/2`; no
+  below :math:`-\sqrt{\rho\alpha_0} + \chi`, with :math:`\chi = \sqrt{\rho\gamma}/2`; no
   dimension enters. Points do depend on a tracked Hessian's records; there Freedman's
   inequality for matrices (Tropp) asks for :math:`16\ell_H(1+y)M^2/(\rho\gamma)` records
   and a rate of :math:`16\ell_H(1+y)\kappa/(M\gamma)`, with
@@ -30,6 +35,42 @@ Each of four kinds of failure takes a quarter of the failure probability p:
   Gaussian number, whatever d is.
 
 J and E are what the records allow: as many refreshes and Hessians as fit, or T.
+
+*Rounding.* A row of D numbers with clip C is put on a grid of :math:`2^{-k}C` towards zero,
+and is off by at most :math:`w_k(D)C`, with :math:`w_k(D) = \sqrt D2^{-k} + 2^{-18}`
+(``bounds.grid_rounding``); k is 16, less only under noise of 512 clips and more. All
+records may be rounded to the same side, so a mean is off by as much: a bias.
+
+* *Gradients.* A refresh is off by :math:`w_k(d)G`. A difference over a distance s reads
+  :math:`\lceil cMs\rceil` records, and their clip is that number over c, at most
+  :math:`Ms + 1/c`. An epoch has at most K of them, and the sum of Ms is below
+  :math:`\kappa`. With the bits k' of differences,
+
+  .. math:: r = w_k(d)\,G + w_{k'}(d)\,(\kappa + K/c) .
+
+* *Hessians' matrices.* A released one is off by at most :math:`r_H = w_k(d(d+1)/2)\,C_h`,
+  in Frobenius norm. In a tracked sum the clips of a Hessian and of its changes are
+  together :math:`qC_h` with :math:`q = 1 + (c_H\rho\kappa/M + K)/b_H`, at most 4 (beyond,
+  a refresh is due), so :math:`r_H = qw_{16}(d^2)\,2^jC_h`, with the integer
+  :math:`j \ge \log_2\sqrt d` for the operator norm and j = 0 for Frobenius norms. The
+  matrix is fixed before the escape's noise is drawn, so the curvature that is left is as
+  much less: :math:`\alpha \ge (\sqrt{\rho\alpha_0} + r_H)^2/\rho`.
+* *Products with Hessians on demand.* Within the ball a product is off by at most
+  :math:`w_{16}(d)\,C_h\Xi`, and :math:`\sqrt d` units of the noise's grid. By how much
+  depends on where the escape is, so it is not another Hessian, of other curvature. It is a
+  shift of the noise, whose std is :math:`\sigma`, by at most :math:`e\sigma` in each step
+  but the first. By composition of Gaussian trade-offs (Dong, Roth, Su), an escape that
+  fails with probability p' without it fails with it with at most
+
+  .. math:: \Phi\big(\Phi^{-1}(p') + e\sqrt{\Gamma - 1}\big) .
+
+  :math:`\Gamma` is chosen for this probability. Where :math:`e^2` is above about twice the
+  logarithm of an escape's growth in a step there is none, and a design is refused:
+  directions of negative curvature could be rounded away. e is about
+  :math:`2^{-16}dM/\sqrt{\rho\gamma}`.
+
+What float32 rounds (losses, gradients, points, products with a tracked Hessian, which are
+then put on a grid far below their noise) is not included: these are taken for real numbers.
 
 The noise of each role is private by its batch alone: clips, not constants, bound what one
 record does.
@@ -50,6 +91,8 @@ of the run has its share of the failure probability.
 References:
   Liu, Talwar, `Adaptive Batch Size for Privately Finding Second-Order Stationary Points
   <https://arxiv.org/abs/2410.07502>`_, 2025 (the algorithm; constants are ours).
+  Dong, Roth, Su, Gaussian Differential Privacy, Journal of the Royal Statistical Society B
+  84, 2022.
   Pinelis, Optimum Bounds for the Distributions of Martingales in Banach Spaces, Annals of
   Probability 22, 1994.
   Tropp, Freedman's Inequality for Matrix Martingales, Electronic Communications in
@@ -67,6 +110,7 @@ from jaxdp.kernels import prefix_noise as kernels
 from jaxdp.mechanism import design
 from jaxdp.mechanism.design import Design
 from jaxdp.sosp import hessian as oracles
+from jaxdp.sosp import roles
 from jaxdp.sosp.hessian import HESSIAN_NORMS, HESSIANS, Hessian, HessianNorm
 from jaxdp.sosp.theory import bounds
 from jaxdp.sosp.theory.bounds import CertifiedPoint, Constants, rounded_up
@@ -76,6 +120,10 @@ from jaxdp.sosp.theory.bounds import CertifiedPoint, Constants, rounded_up
 PLANNED = 4
 #: Most steps: all of them for a given accuracy, else those outside of escapes.
 _STEPS = 2000
+#: Of noise that is too large for 16 bits: its std in units of its grid, at least.
+_LEAST_UNITS = 2.0**23
+#: Above the promise's noise multiplier, all that a plan of the design may have.
+_MORE = 1.0011
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,8 +131,9 @@ class Choices(Constants):
     """Checked constants of a certified design, and what may be chosen in it.
 
     Attributes:
-      accuracy: gamma > 0; a certificate is of alpha = (trigger_factor + 1) gamma. None
-        takes the least for which PLANNED times the expected records fit into n.
+      accuracy: gamma > 0; a certificate is of alpha = (trigger_factor + 1) gamma, and
+        what grids round off. None takes the least for which PLANNED times the expected
+        records fit into n.
       escape_failure_probability: of one escape that it wrongly fails, in (0, 1). None
         takes a share of ``failure_probability``, for all escapes that the records allow.
       num_steps: T, most iterations. None is 2000 for a given accuracy; else 2000 more than
@@ -203,16 +252,13 @@ def certified(**constants: Any) -> Design:
       The design, of the name ``"certified"``.
 
     Raises:
-      ValueError: a constant out of range, or too few records for a refresh and a
-        Hessian. TypeError: one of the wrong kind, missing or unknown.
+      ValueError: a constant out of range, too few records for a refresh and a Hessian,
+        or so many dimensions that grids hide curvature from escapes. TypeError: one of
+        the wrong kind, missing or unknown.
     """
     c = Choices(**constants)
     accuracy = least_accuracy(c) if c.accuracy is None else c.accuracy
-    found = at_accuracy(c, accuracy)
-    if c.accuracy is None and c.num_steps is None:
-        more = 2 * PLANNED * found.escape_steps
-        longer = dataclasses.replace(c, num_steps=c.most_steps + more)
-        found = at_accuracy(longer, accuracy)
+    found = long_enough(c, accuracy)
     needed = found.refresh_batch_size + found.hessian_batch_size
     if needed > c.num_examples:
         raise ValueError(
@@ -221,6 +267,16 @@ def certified(**constants: Any) -> Design:
             "larger accuracy takes fewer, and so do typical deviations (gradient_std, "
             "difference_std, hessian_std)"
         )
+    return found
+
+
+def long_enough(c: Choices, accuracy: float) -> Design:
+    """Computes the design at one accuracy, with steps for escapes if none are given."""
+    found = at_accuracy(c, accuracy)
+    if c.accuracy is None and c.num_steps is None:
+        more = 2 * PLANNED * found.escape_steps
+        longer = dataclasses.replace(c, num_steps=c.most_steps + more)
+        found = at_accuracy(longer, accuracy)
     return found
 
 
@@ -241,13 +297,51 @@ class Hessians(NamedTuple):
     escape_noise_std: float
     curvature_threshold: float | None
     failure: float
+    rounding: float  # of a matrix, in operator norm
 
 
 @functools.lru_cache(maxsize=64)
-def _norms(prefix_noise: str, period: int) -> float:
-    """Returns the noise kernel's largest column norm times its largest prefix-row norm."""
+def _norms(prefix_noise: str, period: int) -> tuple[float, float]:
+    """Returns the noise kernel's largest prefix-row norm, and that of its increments.
+
+    Both are times its largest column norm.
+    """
     kernel = kernels.make(prefix_noise, period)
-    return float(max(kernel.column_norms()) * max(kernel.prefix_norms()))
+    column = float(max(kernel.column_norms()))
+    return column * float(max(kernel.prefix_norms())), column * kernel.largest_norm()
+
+
+def gradient_rounding(c: Choices, rate: float) -> float:
+    """Bounds what grids take off an estimated gradient, where an escape may begin."""
+    noise = _MORE * c.sensitivity_over_clip / c.mu  # in clips
+    longest = _norms(c.prefix_noise, c.max_differences)[1]
+    refresh = bounds.grid_rounding(c.dim, roles.grid_bits("refresh", noise))
+    bits = roles.grid_bits("difference", noise * longest)
+    way = c.kappa + c.max_differences / rate
+    return refresh * c.lipschitz + bounds.grid_rounding(c.dim, bits) * way
+
+
+def matrix_rounding(c: Choices, batch: int, rate: float | None) -> float:
+    """Bounds what grids take off a released or a tracked Hessian, in operator norm."""
+    if c.hessian == "released":
+        bits = roles.grid_bits("Hessian", _MORE * c.sensitivity_over_clip / c.mu)
+        return bounds.grid_rounding(math.comb(c.dim + 1, 2), bits) * c.hessian_clip
+    if rate is None:
+        return 0.0
+    changes = rate * c.hessian_lipschitz * c.kappa / c.smoothness + c.max_differences
+    clips = min(roles.GROWTH, 1 + changes / batch) * c.hessian_clip
+    wide = oracles.frobenius_bits(c.dim) if c.norm == "operator" else 0
+    return bounds.grid_rounding(c.dim**2, oracles.RECORD_BITS) * 2**wide * clips
+
+
+def product_rounding(c: Choices, reach: float, noise_std: float) -> float:
+    """Bounds what grids take off a product on demand within ``reach``, in noise stds."""
+    if c.hessian != "on_demand":
+        return 0.0
+    longest = c.hessian_clip * reach / noise_std
+    units = min(2.0**oracles.RECORD_BITS * c.sensitivity_over_clip / c.mu, _LEAST_UNITS)
+    record = bounds.grid_rounding(c.dim, oracles.RECORD_BITS)
+    return longest * record + math.sqrt(c.dim) / units
 
 
 def gradients(c: Choices, accuracy: float, refreshes: int) -> Gradients:
@@ -265,7 +359,7 @@ def gradients(c: Choices, accuracy: float, refreshes: int) -> Gradients:
     rate = scale * c.kappa
     if c.difference_std is not None:
         rate = 2 * c.kappa * (c.difference_std / c.smoothness) ** 2 / gamma**2
-    norms, moves = _norms(c.prefix_noise, c.max_differences), c.sensitivity_over_clip
+    norms, moves = _norms(c.prefix_noise, c.max_differences)[0], c.sensitivity_over_clip
     return Gradients(
         radius,
         max(rounded_up(sampled), bounds.private_batch_size(moves * g, c.mu, std)),
@@ -308,21 +402,32 @@ def hessians(
             rounded_up(sampled), bounds.private_batch_size(sensitivity, c.mu, std)
         )
         threshold = bad - error - sensitivity / (c.mu * batch) * far
-        return Hessians(batch, None, 1, noise_std, threshold, failure)
+        lost = matrix_rounding(c, batch, None)
+        return Hessians(batch, None, 1, noise_std, threshold, failure, lost)
+    shift = product_rounding(c, reach, noise_std)
     steps = bounds.escape_steps(
         curvature=bad - error,
         smoothness=m,
         noise_std=noise_std,
         radius=reach,
         failure=failure,
+        rounding=shift,
     )
+    if steps is None:
+        raise ValueError(
+            f"dim must be such that curvature shows beside what a grid rounds off the "
+            f"products of an escape, got {c.dim}, where at accuracy {gamma:.4g} that is up "
+            f"to {shift:.3g} stds of its noise: fewer dimensions, a larger accuracy or a "
+            "larger trigger_factor are needed"
+        )
     products = math.sqrt(c.tau * (steps - 1))
     private = bounds.private_batch_size(sensitivity * reach * products, c.mu, noise_std)
     batch = max(rounded_up(sampled), private)
     if rate is not None:
         # Of a change, the norm that is clipped is to its operator norm as the clip is to M.
         rate = max(rate, batch / min(m, c.hessian_clip))
-    return Hessians(batch, rate, steps, noise_std, None, failure)
+    lost = matrix_rounding(c, batch, rate)
+    return Hessians(batch, rate, steps, noise_std, None, failure, lost)
 
 
 def _least(at_most: int, enough: Callable[[int], bool]) -> int:
@@ -364,6 +469,12 @@ def at_accuracy(c: Choices, accuracy: float) -> Design:
     guess = 2 * (first.batch + second.batch + c.kappa * changes)
     share = c.failure_probability / 4
     total = min(1.0, 3 * share + escapes * second.failure)
+    # What is promised, with what grids round off: of the gradient, and of the curvature.
+    rho, alpha = c.hessian_lipschitz, (c.trigger + 1) * accuracy
+    curved = math.sqrt(rho * alpha) + second.rounding
+    # (No curvature is below -M.)
+    curved = min(curved, max(c.smoothness, math.sqrt(rho * alpha))) ** 2 / rho
+    alpha = max(alpha + gradient_rounding(c, first.rate), curved)
     typical = (c.gradient_std, c.difference_std, c.hessian_std) != (None,) * 3
     return Design(
         name="certified",
@@ -393,7 +504,7 @@ def at_accuracy(c: Choices, accuracy: float) -> Design:
         query_in_escape=False,
         stop_at_certificate=True,
         promise=CertifiedPoint(
-            alpha=(c.trigger + 1) * accuracy,
+            alpha=alpha,
             accuracy=accuracy,
             failure_probability=total,
             escape_failure_probability=second.failure,
@@ -414,16 +525,20 @@ def least_accuracy(c: Choices, times: float = PLANNED) -> float:
     There every gradient and every curvature is allowed.
 
     Raises:
-      ValueError: not even there.
+      ValueError: not even there; or grids are too coarse for it.
     """
 
     def fits(accuracy: float) -> bool:
-        guess = at_accuracy(c, accuracy).promise.expected_records
+        try:
+            guess = long_enough(c, accuracy).promise.expected_records
+        except ValueError:  # Grids are too coarse for it.
+            return False
         return guess is not None and times * guess <= c.num_examples
 
     largest = max(c.lipschitz, c.smoothness**2 / c.hessian_lipschitz)
     high = largest / (c.trigger + 1)
     if not fits(high):
+        long_enough(c, high)  # Raises, if that is because of grids.
         raise ValueError(
             f"num_examples must be such that some accuracy says anything, got "
             f"{c.num_examples!r}: even alpha = {largest:.4g}, which every point has, would "
