@@ -278,18 +278,34 @@ def test_the_bits_of_two_phases(source: ArraySource) -> None:
     chex.assert_trees_all_equal(again.info, whole.info)
 
 
-def test_one_chunk_is_read_while_another_is_computed(source: ArraySource) -> None:
-    """The next block is asked for before the steps of the last one are done."""
-    plan, threads = make_plan(POISSON, num_steps=4), []
+def test_one_chunk_is_read_while_another_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next block is read before the steps of the last one are seen as done.
+
+    They wait for it here, so that the test does not depend on which is faster.
+    """
+    plan, threads, waited = make_plan(POISSON, num_steps=4), [], []
+    read, steps = [threading.Event() for _ in range(5)], streaming.steps
 
     class Watched(ArraySource):
         def rows(self, indices: np.ndarray) -> Any:
+            read[len(threads)].set()
             threads.append((threading.current_thread().name, len(indices)))
             return super().rows(indices)
 
-    done = []
-    watched = Watched(DATA)
-    fit(plan, watched, chunk=1, callback=lambda step, *_: done.append(len(threads)))
+    def waiting(run: Any, *given: Any) -> Any:
+        def running(carry: Any, keys: Any, block: Any, *bounds: Any) -> Any:
+            last = int(bounds[1])
+            # The first event is of the records that tell shapes.
+            waited.append(last == 4 or read[last + 1].wait(timeout=20))
+            return run(carry, keys, block, *bounds)
+
+        return steps(running, *given)
+
+    monkeypatch.setattr(streaming, "steps", waiting)
+    fit(plan, Watched(DATA), chunk=1)
+    assert waited == [True] * 4
     names, sizes = zip(*threads, strict=True)
     # The first and the last record, then the rows of each step.
     assert sizes == (2, *[POISSON.rows(N)] * 4)
