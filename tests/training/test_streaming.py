@@ -477,12 +477,41 @@ def test_what_is_refused_before_keys_are_spent(
         sampling.batch(make_plan(POISSON), Keys.insecure(0), 0, ArraySource(X))
 
 
+@pytest.mark.parametrize("kind", ["maps", "parquet"])
+def test_a_file_that_changed_since_it_was_opened_spends_no_keys(
+    kind: str, source: ArraySource, tmp_path: Path
+) -> None:
+    """They serve a run over the file that is there now."""
+    keys, path = Keys.from_entropy(), tmp_path / "y.npy"
+    read = source_of(kind, source, tmp_path)
+    if kind == "parquet":
+        path = tmp_path / "records.parquet"
+    args: Any = {"value_fn": value_fn, "optimizer": SGD, "check_isolation": False}
+    os.utime(path, ns=(1, 1))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"{path.name}' is another file now"):
+            jaxdp.fit(make_plan(POISSON), keys, PARAMS, read, **args)
+    again = ArraySource(DATA) if kind == "maps" else parquet(tmp_path)
+    jaxdp.fit(make_plan(POISSON), keys, PARAMS, again, chunk=5, **args)
+    with pytest.raises(ValueError, match="already served"):
+        jaxdp.fit(make_plan(POISSON), keys, PARAMS, again, chunk=5, **args)
+
+
 def test_a_single_pass_over_what_is_read_once() -> None:
+    """Also where more comes than was said; where less does, that is named."""
     plan = make_plan(sampling.SinglePass(30))
-    blocks = ({k: v[i : i + 70] for k, v in DATA.items()} for i in range(0, N, 70))
+    more = {k: np.concatenate([v, v[:50]]) for k, v in DATA.items()}
+
+    def read(length: int) -> IteratorSource:
+        cuts = (slice(i, min(i + 70, length)) for i in range(0, length, 70))
+        return IteratorSource(({k: v[cut] for k, v in more.items()} for cut in cuts), N)
+
     whole = fit(plan, DATA)
-    again = fit(plan, IteratorSource(blocks, N))
-    chex.assert_trees_all_equal(again.params, whole.params)
+    for length in (N, N + 50):
+        again = fit(plan, read(length))
+        chex.assert_trees_all_equal(again.params, whole.params)
+    with pytest.raises(ValueError, match=f"{N} records, got an iterator .* after 350"):
+        fit(plan, read(350))
 
 
 # --- the record ---------------------------------------------------------------------
