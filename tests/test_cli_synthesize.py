@@ -482,8 +482,10 @@ def test_a_missing_option_is_named(capsys: Any) -> None:
 def test_a_table_is_reserved_in_a_budget_first(files: Path, capsys: Any) -> None:
     folder = files / "budget"
     assert run("budget", folder, "--epsilon", 1.5, "--delta", 1e-4, "--json") == 0
-    words = ("--epsilon", 1, "--seed", 0, "--quiet", "--budget", folder)
+    words = ("--epsilon", 1, "--seed", 0, "--json", "--budget", folder)
+    capsys.readouterr()
     assert run(*given(files), *words) == 0
+    assert json.loads(capsys.readouterr().out) == reported(files / "out")
     (reserved,) = jaxdp.Budget(folder).reservations
     plan = plans.from_json((files / "out" / synthesize.PLAN).read_text())
     assert reserved.epsilon == plan.epsilon() <= 1
