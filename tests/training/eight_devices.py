@@ -1003,7 +1003,9 @@ def test_sharded_params_on_three_axes(plan: Any, optimizer: Any) -> None:
     assert_replicas_agree(many.info.releases)
     if plan.sampling == POISSON:
         again = fit(plan, params=params, data=source(), mesh=THREE_AXES, **task)
-        chex.assert_trees_all_equal((again.params, again.info), (many.params, many.info))
+        chex.assert_trees_all_equal(
+            (again.params, again.info), (many.params, many.info)
+        )
         assert bytes_of_each_device(again.params) == {sum(parts)}
 
 

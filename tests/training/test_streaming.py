@@ -240,7 +240,9 @@ def source_of(kind: str, maps: ArraySource, folder: Path) -> jaxdp.data.Source:
     if kind == "parquet":
         return parquet(folder)
     if kind == "concatenated":
-        parts = [{k: v[cut] for k, v in DATA.items()} for cut in (np.s_[:70], np.s_[70:])]
+        parts = [
+            {k: v[cut] for k, v in DATA.items()} for cut in (np.s_[:70], np.s_[70:])
+        ]
         return jaxdp.data.concatenated(map(ArraySource, parts))
     return maps
 
@@ -624,9 +626,11 @@ def test_a_hundred_million_records() -> None:
     )
     source, sizes = Counting(LARGE), []
     loss = lambda w, x: (x - w).sum(axis=1) / 1000  # noqa: E731
+    before = {id(x): x for x in jax.live_arrays()}  # Of other tests.
 
     def measured(*_: Any) -> None:
-        sizes.append(max(x.nbytes for x in jax.live_arrays()))
+        made = (x for x in jax.live_arrays() if id(x) not in before)
+        sizes.append(max(x.nbytes for x in made))
 
     result = jaxdp.fit(
         plan,
@@ -639,7 +643,7 @@ def test_a_hundred_million_records() -> None:
         callback=measured,
     )
     assert result.report["steps_done"] == 4
-    assert len(sizes) == 2 and max(sizes) < 2**20
+    assert len(sizes) == 2 and 0 < max(sizes) < 2**20
     drawn = source.seen[-1]
     assert drawn.dtype == np.int64 and drawn.size == 2 * plan.sampling.rows(LARGE)
     assert LARGE // 2 < drawn.max() < LARGE
@@ -659,13 +663,16 @@ def test_a_hundred_million_records() -> None:
         sampling.SinglePass(64),
         sampling.SinglePassRestarts(period=2, restart_batch_size=64, batch_size=8),
         sampling.MultiPassRestarts(
-            period=2, restart_sampling_prob=64 / LARGE, sampling_prob=8 / LARGE
+            period=2, restart_sampling_prob=64 / LARGE, sampling_prob=32 / LARGE
         ),
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
 def test_draws_of_a_hundred_million_records(sampler: Any) -> None:
-    """By no program that has an array of their number; each among all the records."""
+    """By no program that has an array of their number; each among all the records.
+
+    (They are all in the lower half by chance 2^-60 at most.)
+    """
     changes: dict[str, Any] = {"num_examples": LARGE, "num_steps": 4}
     if sampler.one_size:
         plan: Any = make_plan(sampler, **changes)
