@@ -50,6 +50,9 @@ def test_from_public_rows_to_predictions(table: Path, capsys: Any) -> None:
     assert "city" in capsys.readouterr().out
     assert run(*words, "--out", schema) == 2
     assert "--overwrite" in capsys.readouterr().err
+    assert run(*words, "--out", schema, "--overwrite", "--json") == 0
+    written = json.loads(schema.read_text(encoding="utf-8"))
+    assert json.loads(capsys.readouterr().out) == written
     train = ("train", "--dataset", table, "--schema", schema, "--test-fraction", 0.2)
     some = ("--epsilon", 8, "--num-steps", 400, "--seed", 0, "--quiet", "--out", out)
     assert run(*train, *some) == 0

@@ -6,13 +6,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxdp
-from jaxdp import plans
+from jaxdp import plans, sampling
 from jaxdp.cli import overlap, plots, synthesize
 from jaxdp.cli.parsing import UsageError
+from jaxdp.core import keys as keys_lib
 from jaxdp.data import binning
 from jaxdp.saddle.oracles.queries import Marginals
 from tests.test_cli import check_plot, reported, run
@@ -489,11 +492,82 @@ def test_a_missing_option_is_named(capsys: Any) -> None:
 def test_a_table_is_reserved_in_a_budget_first(files: Path, capsys: Any) -> None:
     folder = files / "budget"
     assert run("budget", folder, "--epsilon", 1.5, "--delta", 1e-4, "--json") == 0
-    words = ("--epsilon", 1, "--seed", 0, "--quiet", "--budget", folder)
+    words = ("--epsilon", 1, "--seed", 0, "--json", "--budget", folder)
+    capsys.readouterr()
     assert run(*given(files), *words) == 0
+    assert json.loads(capsys.readouterr().out) == reported(files / "out")
     (reserved,) = jaxdp.Budget(folder).reservations
     plan = plans.from_json((files / "out" / synthesize.PLAN).read_text())
     assert reserved.epsilon == plan.epsilon() <= 1
     assert run(*given(files, "again"), *words) == 2
     assert "--budget must have room for synthesize" in capsys.readouterr().err
     assert not (files / "again.csv").exists()
+
+
+@UNDESCRIBED
+def test_one_budget_is_for_all_that_is_released_of_a_table(
+    files: Path, capsys: Any
+) -> None:
+    """A run, a search, a table and a private gap, composed; then nothing has room."""
+    folder, scores = files / "budget", []
+    words = ("--epsilon", 1.85, "--delta", 1e-4, "--composition", "renyi")
+    assert run("budget", folder, *words) == 0
+    budget, w = jaxdp.Budget(folder), jnp.zeros(3)
+    x = np.stack(np.unravel_index(codes_of(files / "in.csv") % 24, BINS.sizes), 1)
+    x = x.astype(np.float32)
+    plan = plans.DPZero(
+        num_examples=NUM_RECORDS,
+        num_steps=2,
+        sampling=sampling.FullBatch(),
+        relation="replace_one",
+        l2_clip_norm=1.0,
+        smoothing_radius=1e-2,
+    ).calibrate(epsilon=0.6, delta=1e-6)
+    optimizer = optax.sgd(0.1)
+    task: dict[str, Any] = {"value_fn": lambda w, x: ((w - x) ** 2).sum(axis=1)}
+    half = jnp.full(3, 1 / 3)
+
+    def fit(keys: jaxdp.Keys, name: str) -> None:
+        given = {"budget": budget, "ledger": files / name, "optimizer": optimizer}
+        jaxdp.fit(plan, keys, w, x, **given, **task)
+
+    def tune(keys: jaxdp.Keys, name: str) -> None:
+        jaxdp.tune(
+            *([(plan, optimizer)], keys, w, x),
+            score_fn=lambda result: float(scores.append(name) or 0),
+            mean_trials=1.5,
+            budget=budget,
+            **task,
+        )
+
+    def gap(keys: jaxdp.Keys, name: str) -> None:
+        jaxdp.metrics.private_gap(
+            *(jaxdp.MatrixGame(np.eye(3), scale=0.1), half, half, (x, x), keys),
+            noise_multiplier=5.0,
+            relation="replace_one",
+            linf_clip_norm_x=1.0,
+            linf_clip_norm_y=1.0,
+            num_examples=NUM_RECORDS,
+            budget=budget,
+            delta=1e-6,
+        )
+
+    table = ("--epsilon", 1, "--seed", 0, "--quiet", "--budget", folder)
+    for release in (fit, tune, gap):
+        release(jaxdp.Keys.insecure(0), "first")
+    assert run(*given(files), *table) == 0
+    made = budget.reservations
+    whats = [each.what.split()[0] for each in made]
+    assert whats == ["dpzero", "tune", "private", "synthesize"]
+    assert budget.spent()["epsilon"] < 1.85 < 3 < sum(each.epsilon for each in made)
+    done = len(scores)
+    assert done
+    for release in (fit, tune, gap):
+        keys = jaxdp.Keys.from_entropy()
+        with pytest.raises(ValueError, match="budget must have room for"):
+            release(keys, "second")
+        keys_lib.check_unspent(keys, "run")
+    assert run(*given(files, "again"), *table) == 2
+    assert "--budget must have room for synthesize" in capsys.readouterr().err
+    assert budget.reservations == made and len(scores) == done
+    assert not any((files / name).exists() for name in ("second", "again.csv"))

@@ -486,12 +486,13 @@ def test_lora_trains_the_adapter_alone_and_goes_on(
 
 @pytest.mark.parametrize("method", ["dpzero", "dp-lora"])
 def test_leaves_are_tuned_by_a_pattern_of_their_paths(
-    method: str, home: Path, tmp_path: Path
+    method: str, home: Path, tmp_path: Path, capsys: Any
 ) -> None:
     pattern, out = "layers/attention/*/bias", tmp_path / "run"
     said = (*PROMPT, *NUMBERS, "--sampling", "full", "--method", method)
-    said = (*said, "--trainable", pattern)
+    said = (*said, "--trainable", pattern, "--json")
     assert run("finetune", *files(home, "roberta"), *said, "--out", out) == 0
+    assert json.loads(capsys.readouterr().out) == reported(out)
     before, after = (
         language.flat(checkpoint.load(folder)[1])
         for folder in (home / "roberta", out / "model")

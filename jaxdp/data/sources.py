@@ -189,7 +189,8 @@ class IteratorSource(Source):
     Args:
       blocks: iterator over pytrees of NumPy arrays with leading axis of any length, all of
         one structure and, without ``like``, of one dtype. It yields each record once.
-      num_examples: how many records it has in all.
+      num_examples: how many records it has in all. What comes beyond them is in no step;
+        where fewer come than the steps read, the run ends there, with an error.
       like: one record of the public shapes and dtypes, or ``jax.ShapeDtypeStruct``\ s. A
         record that they do not hold has NaN for floats and zeros for integers, as in
         :class:`ItemSource`; without ``like``, a block of another dtype ends the run. A

@@ -38,7 +38,7 @@ from tests.test_cli import run
 from tests.test_finetune import home as home
 from tests.training import kills
 from tests.training.problem import DATA, PARAMS, D, N, make_plan, value_fn
-from tests.training.two_processes import all_reduces
+from tests.training.two_processes import all_reduces, source
 
 MESH = jax.make_mesh((8,), ("data",))
 GRID = jax.make_mesh((2, 4), ("rows", "columns"))
@@ -782,9 +782,13 @@ def test_algorithms_are_refused_where_they_cannot_be() -> None:
 
     synthetic = methods.SADDLES[-1]
     split = jax.device_put(jnp.ones(8), jax.NamedSharding(MESH, PartitionSpec("data")))
-    signs = mesh_of(signs=2, data=2)
+    signs, game = mesh_of(signs=2, data=2), methods.SADDLES[0]
+    scores = jax.device_put(
+        game.plan.uniform(), jax.NamedSharding(GRID, PartitionSpec("columns"))
+    )
     for plan, params, data, mesh, said in (
         (search.PLAN, split, search.DATA, MESH, "params must be whole on every device"),
+        (game.plan, scores, game.data, GRID, "whole on every device for saddle, got"),
         (search.PLAN, search.START, search.DATA, signs, "mesh must have no axis 'sig"),
         (synthetic.plan, synthetic.params, synthetic.data, MESH, "mesh must be None"),
     ):
@@ -866,9 +870,8 @@ def test_an_explicit_mesh_that_is_set_is_refused(mesh: Any, tmp_path: Path) -> N
 
 def test_a_source_gives_the_bits_of_arrays() -> None:
     plan = plan_of(sampling=POISSON)
-    source = jaxdp.data.ArraySource(jax.tree.map(np.asarray, DATA))
     run = {"mesh": MESH, "microbatch_size": 2, "chunk": 4}
-    whole, again = (fit(plan, data=data, **run) for data in (DATA, source))
+    whole, again = (fit(plan, data=data, **run) for data in (DATA, source()))
     chex.assert_trees_all_equal(again.params, whole.params)
     chex.assert_trees_all_equal(again.info, whole.info)
     assert_replicas_agree(again.params)
@@ -998,6 +1001,25 @@ def test_sharded_params_on_three_axes(plan: Any, optimizer: Any) -> None:
     )
     assert bytes_of_each_device(many.params) == {sum(parts)}
     assert_replicas_agree(many.info.releases)
+    if plan.sampling == POISSON:
+        again = fit(plan, params=params, data=source(), mesh=THREE_AXES, **task)
+        chex.assert_trees_all_equal(
+            (again.params, again.info), (many.params, many.info)
+        )
+        assert bytes_of_each_device(again.params) == {sum(parts)}
+
+
+def test_sharded_params_are_trained_from_a_source() -> None:
+    """To the bit as on arrays: blocks are whole on every device, parameters are not."""
+    plan, params = plan_of(sampling=POISSON, direction="gaussian"), sharded()
+    whole, again = (
+        fit(plan, params=params, data=data, chunk=4, **SHARDED)
+        for data in (DATA, source())
+    )
+    chex.assert_trees_all_equal(again.params, whole.params)
+    chex.assert_trees_all_equal(again.info, whole.info)
+    assert bytes_of_each_device(again.params) == bytes_of_each_device(params)
+    assert np.unique(again.info.releases).size == STEPS
 
 
 @pytest.mark.parametrize(
@@ -1130,21 +1152,28 @@ def test_sharded_vectors_are_never_gathered(
     assert memory.temp_size_in_bytes < temporaries * share
 
 
-@pytest.mark.parametrize("family", [plans.DPZero, plans.DPGD])
+@pytest.mark.parametrize("family", [plans.DPZero, plans.DPGD, plans.O2NC])
 def test_sharded_params_of_a_loop_by_hand(family: Any) -> None:
     """Explicit axes are refused before keys are spent, Auto ones work."""
     plan: Any = plan_of(sampling=sampling.FullBatch())
     if family is plans.DPGD:
         plan = dataclasses.replace(dpgd_plan(), sampling=sampling.FullBatch())
+    elif family is plans.O2NC:
+        plan = oracle_plan(**BALL, learning_rate=0.1)
     params = {"w": jnp.cos(jnp.arange(D * 8.0)).reshape(D, 8)}
     specs = {"w": PartitionSpec(None, "model")}
 
     def loss(params: Any, batch: Any) -> jax.Array:
         return jnp.tanh(batch[0] @ params["w"]).sum(axis=1)
 
-    step = jax.jit(lambda s, p: tx.update(None, s, p, value_fn=loss, batch=DATA)[0])
+    batch: Any = DATA
+    given: dict[str, Any] = {"value_fn": loss}
+    if family is plans.O2NC:
+        given["phase"] = "restart"
+        batch = sampling.batch(plan, Keys.insecure(1), 0, DATA, phase="restart")
+    step = jax.jit(lambda s, p: tx.update(None, s, p, batch=batch, **given)[0])
     split, options = sharded(params, specs), {"microbatch_size": 6}
-    if family is plans.DPGD:
+    if family is not plans.DPZero:
         options["shardings"] = jax.tree.map(lambda x: x.sharding, split)
     tx = plan.transform(Keys.insecure(1), **options)
     with pytest.raises(ValueError, match=r"axes of the type Auto, got 'w' of the type"):

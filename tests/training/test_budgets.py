@@ -22,6 +22,7 @@ import jaxdp
 from jaxdp import accounting, plans, sampling, tuning
 from jaxdp.accounting import RELATIONS, lattice, renyi
 from jaxdp.accounting.gaussian import gaussian_mu
+from jaxdp.core import keys as keys_lib
 from jaxdp.training import budgets, ledger
 
 
@@ -624,25 +625,35 @@ def test_an_attempt_with_new_noise_is_charged_as_a_run(tmp_path: Path) -> None:
 
 
 def test_a_search_reserves_all_its_trials(tmp_path: Path) -> None:
+    """Before the first one: of a search that is refused none is run, and no keys spent."""
     base = plan_of(1.0).with_noise(noise_multiplier=1.0)
     plan = tuning.calibrate(base, epsilon=2.0, delta=1e-6, mean_trials=2.0)
-    budget = made(tmp_path)
-    found = jaxdp.tune(
-        [(plan, optax.sgd(0.1))],
-        jaxdp.Keys.insecure(0),
-        jnp.zeros(2),
-        jnp.ones((8, 2)),
-        value_fn=loss,
-        score_fn=lambda result: 0.0,
-        mean_trials=2.0,
-        budget=budget,
-    )
+    budget, seen = made(tmp_path), []
+
+    def search(keys: jaxdp.Keys) -> tuning.TuneResult:
+        return jaxdp.tune(
+            [(plan, optax.sgd(0.1))],
+            keys,
+            jnp.zeros(2),
+            jnp.ones((8, 2)),
+            value_fn=loss,
+            score_fn=lambda result: float(seen.append(len(budget.reservations)) or 0),
+            mean_trials=2.0,
+            budget=budget,
+        )
+
+    found = search(jaxdp.Keys.insecure(0))
     (reserved,) = budget.reservations
     assert reserved.epsilon == found.report["epsilon"] > plan.epsilon()
     assert json.loads((tmp_path / budgets.FILE).read_text().split("\n")[1])["cost"] == {
         "epsilon": reserved.epsilon,
         "delta": 1e-6,
     }
+    trials, keys = len(seen), jaxdp.Keys.from_entropy()
+    with pytest.raises(ValueError, match="budget must have room for tune"):
+        search(keys)
+    assert seen == [1] * trials and budget.reservations == (reserved,)
+    keys_lib.check_unspent(keys, "tune")
 
 
 @pytest.mark.parametrize("composition", ["gaussian", "renyi"])

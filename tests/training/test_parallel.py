@@ -288,7 +288,7 @@ def test_one_process_that_refuses_ends_both(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "count", "kills"),
-    [("whole", 2, 10), ("split", 2, 10), ("checkpoints", 2, 4), ("four", 4, 3)],
+    [("whole", 2, 10), ("split", 2, 10), ("checkpoints", 2, 10), ("four", 4, 3)],
 )
 def test_kills(name: str, count: int, kills: int, tmp_path: Path) -> None:
     """At random lines, one of them by turns; others wait for it until they are killed.

@@ -16,7 +16,7 @@ import jaxdp
 from jaxdp import Keys, plans, sampling
 from jaxdp.core import array_source
 from jaxdp.core import keys as keys_lib
-from jaxdp.data import ArraySource, IteratorSource
+from jaxdp.data import ArraySource, ItemSource, IteratorSource, ParquetSource
 from jaxdp.training import streaming
 
 N, D = 400, 3
@@ -45,6 +45,23 @@ def make_plan(sampler: Any, **changes: Any) -> Any:
         "delta": 1e-5,
     }
     return plans.DPZero(**(base | changes))
+
+
+def make_restarts(**changes: Any) -> plans.O2NC:
+    base: dict[str, Any] = {
+        "num_examples": N,
+        "num_steps": 11,
+        "relation": "replace_one",
+        "restart_l2_clip_norm": 3.0,
+        "l2_clip_norm": 0.5,
+        "smoothing_radius": 0.5,
+        "max_step": 0.06,
+        "window": 5,
+        "learning_rate": 0.02,
+        "noise_multiplier": 0.2,
+        "delta": 1e-5,
+    }
+    return plans.O2NC(**base | changes)
 
 
 @pytest.fixture
@@ -188,40 +205,78 @@ def test_a_large_map_that_is_read_whole_warns(
     assert [x.filename for x in found] == [__file__]
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        POISSON,
-        sampling.FixedSize(16),
-        sampling.ShuffledEpochs(60),
-        sampling.CyclicEpochs(60),
-        sampling.CyclicPoisson(num_groups=3, sampling_prob=0.2),
-        sampling.SinglePass(30),
-    ],
-    ids=lambda sampler: type(sampler).__name__,
-)
-def test_the_bits_of_data_in_memory(
-    sampler: Any, source: ArraySource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also in blocks of 3 steps, which do not divide the chunks of 5, nor those the run."""
-    plan = make_plan(sampler)
-    whole = fit(plan, DATA)
-    monkeypatch.setattr(streaming, "_BLOCK", 3 * sampler.rows(N) * (4 * D + 1))
-    again = fit(plan, source, chunk=5)
-    chex.assert_trees_all_equal(again.params, whole.params)
-    chex.assert_trees_all_equal(again.info, whole.info)
+class Items:
+    """A reader of single records, as grain's are."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> Any:
+        return {name: array[index] for name, array in DATA.items()}
 
 
-def test_the_bits_of_data_in_memory_from_parquet(tmp_path: Path) -> None:
+def parquet(folder: Path) -> ParquetSource:
     """In row groups of 50 records, by the columns' names."""
     import pyarrow as pa
     from pyarrow import parquet
 
     x = pa.FixedSizeListArray.from_arrays(X.reshape(-1), D)
-    path = tmp_path / "records.parquet"
+    path = folder / "records.parquet"
     parquet.write_table(pa.table({"x": x, "y": DATA["y"]}), path, row_group_size=50)
-    plan = make_plan(POISSON, num_steps=4)
-    whole, again = (fit(plan, of) for of in (DATA, jaxdp.data.ParquetSource(path)))
+    return ParquetSource(path)
+
+
+def source_of(kind: str, maps: ArraySource, folder: Path) -> jaxdp.data.Source:
+    if kind == "items":
+        return ItemSource(Items())
+    if kind == "grain":
+        import grain
+
+        return ItemSource(grain.MapDataset.source(Items()))
+    if kind == "datasets":
+        import datasets
+
+        return ItemSource(datasets.Dataset.from_dict(DATA).with_format("numpy"))
+    if kind == "parquet":
+        return parquet(folder)
+    if kind == "concatenated":
+        parts = [
+            {k: v[cut] for k, v in DATA.items()} for cut in (np.s_[:70], np.s_[70:])
+        ]
+        return jaxdp.data.concatenated(map(ArraySource, parts))
+    return maps
+
+
+SAMPLERS = {
+    "maps": POISSON,
+    "items": sampling.FixedSize(16),
+    "grain": sampling.ShuffledEpochs(60),
+    "datasets": sampling.CyclicEpochs(60),
+    "parquet": sampling.CyclicPoisson(num_groups=3, sampling_prob=0.2),
+    "concatenated": sampling.SinglePass(30),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampler"),
+    [*SAMPLERS.items(), *(("maps", each) for each in list(SAMPLERS.values())[1:])],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
+)
+def test_the_bits_of_data_in_memory(
+    kind: str,
+    sampler: Any,
+    source: ArraySource,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each kind of source once, and each sampler, whose draws do not see the source.
+
+    Also in blocks of 3 steps, which do not divide the chunks of 5, nor those the run.
+    """
+    plan, read = make_plan(sampler), source_of(kind, source, tmp_path)
+    whole = fit(plan, DATA)
+    monkeypatch.setattr(streaming, "_BLOCK", 3 * sampler.rows(N) * (4 * D + 1))
+    again = fit(plan, read, chunk=5)
     chex.assert_trees_all_equal(again.params, whole.params)
     chex.assert_trees_all_equal(again.info, whole.info)
 
@@ -253,25 +308,30 @@ def test_keys_from_entropy_draw_the_same_from_files(
 
 
 @pytest.mark.slow
-def test_the_bits_of_two_phases(source: ArraySource) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "sampling": sampling.SinglePassRestarts(
+                period=4, restart_batch_size=40, batch_size=8
+            ),
+            "num_directions": 2,
+        },
+        # Every step is a restart: a program of one phase is compiled in half the time.
+        {
+            "sampling": sampling.MultiPassRestarts(period=1, restart_sampling_prob=0.1),
+            "oracle": "scalar",
+            "share_directions": True,
+            "direction": "sphere",
+            "prefix_noise": "independent",
+            "delta": None,
+        },
+    ],
+    ids=["SinglePassRestarts", "MultiPassRestarts"],
+)
+def test_the_bits_of_restarts(changes: dict[str, Any], source: ArraySource) -> None:
     """A large batch and small ones in each period; the last period is cut."""
-    plan = plans.O2NC(
-        num_examples=N,
-        num_steps=11,
-        sampling=sampling.SinglePassRestarts(
-            period=4, restart_batch_size=40, batch_size=8
-        ),
-        relation="replace_one",
-        restart_l2_clip_norm=3.0,
-        l2_clip_norm=0.5,
-        smoothing_radius=0.5,
-        max_step=0.06,
-        window=5,
-        num_directions=2,
-        learning_rate=0.02,
-        noise_multiplier=0.2,
-        delta=1e-5,
-    )
+    plan = make_restarts(**changes)
     whole = fit(plan, DATA, optimizer=None)
     again = fit(plan, source, optimizer=None, chunk=8)
     chex.assert_trees_all_equal(again.params, whole.params)
@@ -319,18 +379,34 @@ def test_phases_of_a_source_that_fills_one_array() -> None:
         chex.assert_trees_all_equal(again.info.releases, whole.info.releases)
 
 
-def test_one_chunk_is_read_while_another_is_computed(source: ArraySource) -> None:
-    """The next block is asked for before the steps of the last one are done."""
-    plan, threads = make_plan(POISSON, num_steps=4), []
+def test_one_chunk_is_read_while_another_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next block is read before the steps of the last one are seen as done.
+
+    They wait for it here, so that the test does not depend on which is faster.
+    """
+    plan, threads, waited = make_plan(POISSON, num_steps=4), [], []
+    read, steps = [threading.Event() for _ in range(5)], streaming.steps
 
     class Watched(ArraySource):
         def rows(self, indices: np.ndarray) -> Any:
+            read[len(threads)].set()
             threads.append((threading.current_thread().name, len(indices)))
             return super().rows(indices)
 
-    done = []
-    watched = Watched(DATA)
-    fit(plan, watched, chunk=1, callback=lambda step, *_: done.append(len(threads)))
+    def waiting(run: Any, *given: Any) -> Any:
+        def running(carry: Any, keys: Any, block: Any, *bounds: Any) -> Any:
+            last = int(bounds[1])
+            # The first event is of the records that tell shapes.
+            waited.append(last == 4 or read[last + 1].wait(timeout=20))
+            return run(carry, keys, block, *bounds)
+
+        return steps(running, *given)
+
+    monkeypatch.setattr(streaming, "steps", waiting)
+    fit(plan, Watched(DATA), chunk=1)
+    assert waited == [True] * 4
     names, sizes = zip(*threads, strict=True)
     # The first and the last record, then the rows of each step.
     assert sizes == (2, *[POISSON.rows(N)] * 4)
@@ -447,12 +523,41 @@ def test_what_is_refused_before_keys_are_spent(
         sampling.batch(make_plan(POISSON), Keys.insecure(0), 0, ArraySource(X))
 
 
+@pytest.mark.parametrize("kind", ["maps", "parquet"])
+def test_a_file_that_changed_since_it_was_opened_spends_no_keys(
+    kind: str, source: ArraySource, tmp_path: Path
+) -> None:
+    """They serve a run over the file that is there now."""
+    keys, path = Keys.from_entropy(), tmp_path / "y.npy"
+    read = source_of(kind, source, tmp_path)
+    if kind == "parquet":
+        path = tmp_path / "records.parquet"
+    args: Any = {"value_fn": value_fn, "optimizer": SGD, "check_isolation": False}
+    os.utime(path, ns=(1, 1))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"{path.name}' is another file now"):
+            jaxdp.fit(make_plan(POISSON), keys, PARAMS, read, **args)
+    again = ArraySource(DATA) if kind == "maps" else parquet(tmp_path)
+    jaxdp.fit(make_plan(POISSON), keys, PARAMS, again, chunk=5, **args)
+    with pytest.raises(ValueError, match="already served"):
+        jaxdp.fit(make_plan(POISSON), keys, PARAMS, again, chunk=5, **args)
+
+
 def test_a_single_pass_over_what_is_read_once() -> None:
+    """Also where more comes than was said; where less does, that is named."""
     plan = make_plan(sampling.SinglePass(30))
-    blocks = ({k: v[i : i + 70] for k, v in DATA.items()} for i in range(0, N, 70))
+    more = {k: np.concatenate([v, v[:50]]) for k, v in DATA.items()}
+
+    def read(length: int) -> IteratorSource:
+        cuts = (slice(i, min(i + 70, length)) for i in range(0, length, 70))
+        return IteratorSource(({k: v[cut] for k, v in more.items()} for cut in cuts), N)
+
     whole = fit(plan, DATA)
-    again = fit(plan, IteratorSource(blocks, N))
-    chex.assert_trees_all_equal(again.params, whole.params)
+    for length in (N, N + 50):
+        again = fit(plan, read(length))
+        chex.assert_trees_all_equal(again.params, whole.params)
+    with pytest.raises(ValueError, match=f"{N} records, got an iterator .* after 350"):
+        fit(plan, read(350))
 
 
 # --- the record ---------------------------------------------------------------------
@@ -553,27 +658,82 @@ class Counting(jaxdp.data.Source):
         pass
 
 
+LARGE = 10**8
+
+
 def test_a_hundred_million_records() -> None:
-    """Nothing is as large as the data: live arrays and the programs' memory are small."""
-    n = 10**8
+    """Nothing is as large as the data: no array that is there while it runs."""
     plan = make_plan(
-        sampling.TruncatedPoisson(sampling_prob=64 / n), num_examples=n, num_steps=4
+        sampling.TruncatedPoisson(sampling_prob=64 / LARGE),
+        num_examples=LARGE,
+        num_steps=4,
     )
-    source = Counting(n)
+    source, sizes = Counting(LARGE), []
     loss = lambda w, x: (x - w).sum(axis=1) / 1000  # noqa: E731
+    before = {id(x): x for x in jax.live_arrays()}  # Of other tests.
+
+    def measured(*_: Any) -> None:
+        made = (x for x in jax.live_arrays() if id(x) not in before)
+        sizes.append(max(x.nbytes for x in made))
+
     result = jaxdp.fit(
-        plan, Keys.insecure(0), jnp.zeros(2), source, value_fn=loss, optimizer=SGD
+        plan,
+        Keys.insecure(0),
+        jnp.zeros(2),
+        source,
+        value_fn=loss,
+        optimizer=SGD,
+        chunk=2,
+        callback=measured,
     )
     assert result.report["steps_done"] == 4
+    assert len(sizes) == 2 and 0 < max(sizes) < 2**20
     drawn = source.seen[-1]
-    assert drawn.dtype == np.int64 and drawn.size == 4 * plan.sampling.rows(n)
-    assert n // 2 < drawn.max() < n
-    draw = streaming.drawing(plan, 4)
-    lowered = draw.lower(Keys.insecure(0), jnp.int32(0)).compile()
-    assert lowered.memory_analysis().temp_size_in_bytes < 2**20
-    large = make_plan(sampling.FixedSize(n // 16), num_examples=n)
+    assert drawn.dtype == np.int64 and drawn.size == 2 * plan.sampling.rows(LARGE)
+    assert LARGE // 2 < drawn.max() < LARGE
+    large = make_plan(sampling.FixedSize(LARGE // 16), num_examples=LARGE)
     with pytest.raises(ValueError, match="less than a 32nd of 100000000"):
         streaming.opened(source, large)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        sampling.TruncatedPoisson(sampling_prob=64 / LARGE),
+        sampling.FixedSize(64),
+        sampling.ShuffledEpochs(64),
+        sampling.CyclicEpochs(64),
+        sampling.CyclicPoisson(num_groups=5, sampling_prob=320 / LARGE),
+        sampling.SinglePass(64),
+        sampling.SinglePassRestarts(period=2, restart_batch_size=64, batch_size=8),
+        sampling.MultiPassRestarts(
+            period=2, restart_sampling_prob=64 / LARGE, sampling_prob=32 / LARGE
+        ),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_draws_of_a_hundred_million_records(sampler: Any) -> None:
+    """By no program that has an array of their number; each among all the records.
+
+    (They are all in the lower half by chance 2^-60 at most.)
+    """
+    changes: dict[str, Any] = {"num_examples": LARGE, "num_steps": 4}
+    if sampler.one_size:
+        plan: Any = make_plan(sampler, **changes)
+    else:
+        plan = make_restarts(sampling=sampler, prefix_noise="independent", **changes)
+    draw: Any = streaming.drawing(plan, 4)
+    made = draw.lower(Keys.insecure(0), jnp.int32(0)).compile()
+    memory = made.memory_analysis()
+    assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 2**20
+    for phase, drawn in made(Keys.insecure(0), jnp.int32(0)).items():
+        rows = sampler.of_phase(phase).rows(LARGE)
+        index, mask = np.asarray(drawn.index), np.asarray(drawn.mask)
+        assert index.shape == mask.shape == (4 // len(plan.phases), rows)
+        for own, present in zip(index, mask, strict=True):
+            assert len({*own[present]}) == present.sum() > 0
+        if "Pass" not in type(sampler).__name__ or sampler.amplifies:
+            assert LARGE // 2 < index[mask].max() < LARGE
 
 
 def test_rows_are_in_the_precision_of_jax() -> None:

@@ -371,8 +371,8 @@ def victim(folder: str, who: str, lines: str) -> Any:
 
     Process 0 after ``lines`` of its ledger, in the file or (an odd number) in ``secret/``
     alone; others where they are about to compute the next chunk. -1: nobody ends it. The
-    run is that of the folder's name; all but "whole" have parameters that are split.
-    Returns the parameters at the end.
+    run is that of the folder's name; all but "whole" have parameters that are split, and
+    "checkpoints" reads its records from a source. Returns the parameters at the end.
     """
     # Compiled once for all processes; the same program gives the same bits.
     name = pathlib.Path(folder).name
@@ -406,11 +406,12 @@ def victim(folder: str, who: str, lines: str) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
 
     given = {"mesh": mesh, "callback": callback} | ARGUMENTS
+    data = source() if name == "checkpoints" else DATA
     if (pathlib.Path(folder) / ledger.LEDGER).exists():
-        found = jaxdp.resume(folder, params, DATA, keep_noise_roots=True, **given)
+        found = jaxdp.resume(folder, params, data, keep_noise_roots=True, **given)
     else:
         keys, plan = jaxdp.Keys.insecure(1), VICTIMS[name]
-        found = jaxdp.fit(plan, keys, params, DATA, ledger=folder, chunk=1, **given)
+        found = jaxdp.fit(plan, keys, params, data, ledger=folder, chunk=1, **given)
     return jax.tree.map(lambda x: whole(x).tolist(), found.params)
 
 
