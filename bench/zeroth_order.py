@@ -26,7 +26,7 @@ clip chosen beside it. It is not private: it shows what clipping costs.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,12 +56,6 @@ NETWORKS = {
     "linear": lambda: networks.linear(64, 10),
     "network": lambda: networks.mlp(64, 10, hidden=(32,)),
 }
-
-
-class Many(plans.DPZero):
-    """DPZero with more directions than the 64 that the library takes."""
-
-    most_directions: ClassVar[int] = max(DIRECTIONS)
 
 
 class Lift(NamedTuple):
@@ -156,7 +150,7 @@ class Config:
     def plan(self, num_examples: int, clip: float, num_steps: int) -> plans.DPZero:
         """A plan at a clip, calibrated."""
         num = self.num_directions
-        plan = (Many if num > plans.DPZero.most_directions else plans.DPZero)(
+        plan = plans.DPZero(
             num_examples=num_examples,
             num_steps=num_steps,
             sampling=sampling.FullBatch(),

@@ -57,8 +57,6 @@ class SlopePlan(SumPlan):
     nested: ClassVar[dict[str, Any]] = {"theorem": _read}
     #: Function that builds the transformation.
     made_by: ClassVar[Any]
-    #: The most directions that a plan takes: what the error of its sampler is counted for.
-    most_directions: ClassVar[int] = MAX_ORTHONORMAL
     _replayed = staticmethod(transforms.replay)
 
     def __post_init__(self) -> None:
