@@ -27,6 +27,9 @@ from jaxdp.mechanism.plan import Contributions
 from jaxdp.mechanism.sum_plan import SumPlan, described
 from jaxdp.mechanism.sums import Sums
 
+#: Most slopes of a record in a step: the bits of a release are shared among them.
+MAX_DIRECTIONS = 1024
+
 DirectionLaw = Literal["sphere", "gaussian", "rademacher", "orthonormal"]
 
 
@@ -71,9 +74,9 @@ class SlopePlan(SumPlan):
             **self._common(),
             l2_clip_norm=self.l2_clip_norm,
             law=LAWS[self.noise],
-            # The most that there can be, slopes and a count: one noise for candidates of
-            # a search that differ in their number of directions.
-            numbers=MAX_ORTHONORMAL + 1,
+            # Slopes and a count: one noise for candidates of a search that differ in
+            # their number of directions, up to 64.
+            numbers=max(MAX_ORTHONORMAL, getattr(self, "num_directions", 1)) + 1,
             count_noise_multiplier=tuning and tuning.count_noise_multiplier,
         )
 
@@ -207,7 +210,7 @@ class DPZero(SlopePlan):
         paper's iterate before a uniformly random step (free, but no cheaper either).
       theorem: what :meth:`from_theorem` took the numbers from; None elsewhere. Its
         ``learning_rate`` is the step size to run with.
-      num_directions: K; at most 64.
+      num_directions: K; at most 1024, or 64 of the law "orthonormal".
       clip_tuning: None, or how the clip moves from ``l2_clip_norm``, with
         ``noise="discrete"`` only. ``noise_multiplier`` remains what a whole step is
         charged for; the sum's own is larger. ``sensitivity`` and ``noise_std`` are then
@@ -249,7 +252,8 @@ class DPZero(SlopePlan):
     }
 
     def __post_init__(self) -> None:
-        validate.integer(num_directions=self.num_directions, at_most=MAX_ORTHONORMAL)
+        most = MAX_ORTHONORMAL if self.direction == "orthonormal" else MAX_DIRECTIONS
+        validate.integer(num_directions=self.num_directions, at_most=most)
         if self.clip_tuning is not None:
             validate.instance(ClipTuning, clip_tuning=self.clip_tuning)
             if self.noise != "discrete" or math.isinf(self.l2_clip_norm):

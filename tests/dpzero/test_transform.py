@@ -155,7 +155,7 @@ def test_sensitivity_is_attained_exactly(relation: str) -> None:
     assert share == pytest.approx(plan.sensitivity, rel=1e-12)
 
 
-@pytest.mark.parametrize("num", [4, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num", [4, 256, pytest.param(2, marks=pytest.mark.slow)])
 def test_sensitivity_of_several_directions_is_one_vector_clip(num: int) -> None:
     plan = make_plan(num_directions=num, direction="rademacher")
     unit = 2**plan.grid_bits
@@ -163,6 +163,13 @@ def test_sensitivity_of_several_directions_is_one_vector_clip(num: int) -> None:
     squared = int((moved.astype(object) ** 2).sum())
     assert squared <= (2 * unit) ** 2
     assert squared > (2 * unit * 0.999) ** 2
+
+
+@pytest.mark.parametrize(("direction", "most"), [("sphere", 1024), ("orthonormal", 64)])
+def test_most_directions(direction: str, most: int) -> None:
+    make_plan(num_directions=most, direction=direction)
+    with pytest.raises(ValueError, match=f"num_directions must be .* <= {most}, got"):
+        make_plan(num_directions=most + 1, direction=direction)
 
 
 @pytest.mark.parametrize("num", [4, pytest.param(1, marks=pytest.mark.slow)])
@@ -252,7 +259,8 @@ def releases(plan: plans.DPZero, keys: Keys) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("num", "relation"), [(1, "replace_one"), (3, "zero_out"), (1, "add_or_remove")]
+    ("num", "relation"),
+    [(1, "replace_one"), (3, "zero_out"), (1, "add_or_remove"), (256, "zero_out")],
 )
 def test_without_signal_the_releases_are_the_noise(num: int, relation: str) -> None:
     """Every integer of a run, from the plan's numbers and its keys."""
