@@ -162,6 +162,9 @@ def test_it_listens_where_jax_will(port: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "127.0.0.1:0")
     with meeting._listener(address) as found:
         assert found.getsockname()[0] == "127.0.0.1" != found.getsockname()[1] != port
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "0.0.0.0")
+    with pytest.raises(UsageError, match="BIND_ADDRESS must be HOST:PORT, got"):
+        meeting._listener(address)
 
 
 def test_a_port_that_is_taken_is_named(port: int) -> None:

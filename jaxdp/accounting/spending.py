@@ -35,6 +35,8 @@ ZCDP_ORDERS = np.unique(
 
 #: Deltas below which RDP is asked, too: PLD cuts tails of about 1e-15 off its tables.
 _TAILS = 1e-12
+#: Largest pure epsilon of a step of Laplace noise that PLD's tables have: exp of it, too.
+_MOST_LAPLACE = 700
 
 
 class SelectionAccountant(RdpAccountant):
@@ -215,9 +217,13 @@ def account(
     if all(isinstance(leaf, dp.GaussianDpEvent) for leaf, _ in leaves):
         return "Gaussian closed form", total_mu(leaves, relation), None
     compose = _composed if is_hashable(leaves) else _composed.__wrapped__
+    # Of next to no noise: PLD's table has exp(loss) of a step.
+    laplace = [of for leaf, _ in leaves if (of := as_laplace(leaf))]
+    if any(_MOST_LAPLACE * scale < 1 for _, scale in laplace):
+        return NAMES[PLDAccountant], math.inf, None
     try:
         accountant = compose(leaves, relation)
-    except OverflowError:  # Of next to no noise: PLD's table has exp(loss) of a step.
+    except OverflowError:
         return NAMES[PLDAccountant], math.inf, None
     return NAMES[type(accountant)], math.nan, accountant
 

@@ -29,7 +29,12 @@ def meet(address: str, index: int, count: int, patience: float) -> None:
     if index:
         wrong = _come(address, index, count, patience)
     else:
-        wrong = _receive(address, count, patience)
+        try:
+            wrong = _receive(address, count, patience)
+        except OSError as error:  # No more files may be open, for instance.
+            raise UsageError(
+                f"--distributed: process 0 cannot listen: {error}"
+            ) from error
     if wrong:
         kind = Preempted if wrong.startswith(_VAIN) else UsageError
         raise kind(f"--distributed {wrong}")
@@ -66,6 +71,10 @@ def _receive(address: str, count: int, patience: float) -> str:
 def _listener(address: str) -> socket.socket:
     """Returns a socket that listens where JAX will: at all interfaces, if not told."""
     told = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
+    if told and not re.fullmatch(r".+:\d{1,5}", told):
+        raise UsageError(
+            f"JAX_COORDINATOR_BIND_ADDRESS must be HOST:PORT, got {told!r}"
+        )
     host, port = _split(told or f"[::]:{_split(address)[1]}")
     both = host == "::" and socket.has_dualstack_ipv6()
     host = "" if host == "::" and not both else host
@@ -82,11 +91,15 @@ def _heard(
     listener: socket.socket, left: float
 ) -> tuple[int, int, socket.socket] | None:
     """Returns index, count and connection of a process that comes; None if none does."""
-    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-        listener.settimeout(left)
+    listener.settimeout(left)
+    gone = contextlib.suppress(TimeoutError, BlockingIOError, ConnectionError)
+    with gone, contextlib.ExitStack() as stack:
         new = stack.enter_context(listener.accept()[0])
         new.settimeout(_MOMENT)
-        said = re.fullmatch(rb"jaxdp (\d{1,9}) (\d{1,9})\n", new.recv(64))
+        greeting = new.recv(64)
+        if not greeting.endswith(b"\n"):  # It may come in two parts.
+            greeting += new.recv(64)
+        said = re.fullmatch(rb"jaxdp (\d{1,9}) (\d{1,9})\n", greeting)
         if said and 0 < int(said[1]) < int(said[2]):
             stack.pop_all()
             return int(said[1]), int(said[2]), new

@@ -317,7 +317,7 @@ def draw(
             "keys must be an argument of the function that is traced, got keys from "
             "entropy that it closes over: their secret root would be a constant of the "
             "program, which compilation caches and dumps keep in files. Give them to the "
-            "jitted function: step(keys, params, state, ...)"
+            "function, step(keys, params, state, ...), or draw outside of it"
         )
     key = keys_lib.stream(keys.sampling, "sampling", context=run.context)
     index, mask = sampler.of_phase(phase).draw(key, step, n)

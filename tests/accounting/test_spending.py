@@ -300,7 +300,7 @@ def test_a_little_delta_pays_where_steps_are_many(q: float | None):
 
 
 @pytest.mark.parametrize("q", [None, 0.3])
-@pytest.mark.parametrize("scale", [1e-6, 1e-4, 1e-3])
+@pytest.mark.parametrize("scale", [1e-6, 1e-4, 1e-3, 1 / 755])
 def test_laplace_of_next_to_no_noise_has_its_pure_epsilon(
     q: float | None, scale: float
 ):

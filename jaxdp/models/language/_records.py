@@ -55,7 +55,10 @@ def read_records(
     try:
         # utf-8-sig: spreadsheets write a byte-order mark.
         errors = "replace" if private else "strict"
-        with path.open(newline="", encoding="utf-8-sig", errors=errors) as file:
+        # A carriage return within a private record would make two of it.
+        with path.open(
+            newline="\n" if private else "", encoding="utf-8-sig", errors=errors
+        ) as file:
             for line, record in readers[suffix](file, suffix, private):
                 missing = [name for name in fields if name not in record]
                 if missing:
@@ -84,7 +87,7 @@ def _read_jsonl(
     file: Any, _: str, private: bool
 ) -> Iterable[tuple[int, dict[str, Any]]]:
     for line, text in enumerate(file, 1):
-        if not text.strip():
+        if not (text.strip("\r\n") if private else text.strip()):
             continue
         try:
             yield line, _object(text, line)

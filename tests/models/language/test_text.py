@@ -808,6 +808,13 @@ def test_a_private_line_that_is_no_record_is_an_empty_one(
         assert text.read_records(path, private=True) == [good, {}, good]
         with pytest.raises(ValueError, match=r"line [23]|cannot be read"):
             text.read_records(path)
+    # A carriage return in a line, and one of blanks.
+    returned = line.replace("x", "x\r") if mark else f"{line}\r{line}"
+    for odd in (returned, "\u2003"):
+        path.write_bytes("\n".join([*head, line, odd, line, ""]).encode())
+        assert text.read_records(path, private=True) == [good, {}, good]
+    path.write_bytes("\r\n".join([*head, line, line, "", ""]).encode())
+    assert text.read_records(path, private=True) == [good, good]
     path.write_bytes("\n".join([*head, line]).replace("y", "\xff").encode("latin1"))
     assert text.read_records(path, private=True) == [{"a": "x", "b": "\ufffd"}]
     with pytest.raises(ValueError, match="is not UTF-8"):
