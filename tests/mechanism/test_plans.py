@@ -423,7 +423,7 @@ def test_a_plan_prints_as_a_table() -> None:
         ({"smoothing_radius": -1e-3}, ValueError, "smoothing_radius"),
         ({"smoothing_radius": math.inf}, ValueError, "smoothing_radius"),
         ({"num_directions": 0}, ValueError, "num_directions"),
-        ({"num_directions": 65}, ValueError, "num_directions.*64"),
+        ({"num_directions": 1025}, ValueError, "num_directions.*1024"),
         ({"direction": "ball"}, ValueError, "direction.*rademacher"),
         ({"noise": "poisson"}, ValueError, "noise.*laplace"),
         ({"sampling": sampling.FixedSize(1025)}, ValueError, "batch_size.*1024"),
