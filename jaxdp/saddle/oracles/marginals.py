@@ -55,7 +55,8 @@ def recipe(sizes: tuple[int, ...], marginals: Sequence[Columns]) -> Recipe:
     sums = [sum(len(r) for one, r in rows.items() if len(one) == n) for n in lengths]
     starts = dict(zip(lengths, np.cumsum([0, *sums]), strict=False))
     order = np.concatenate([starts[len(one)] + rows[one] for one in marginals])
-    return Recipe(sizes, tuple(stages), order)
+    # Of 32 bits: they index with and without JAX's 64-bit types.
+    return Recipe(sizes, tuple(stages), order.astype(np.int32))
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
