@@ -7,6 +7,7 @@ run that comes back to its records are; a disk that is slower than the steps is 
 Reading takes a core: it is hidden behind steps that cost more than their rows do. JAX
 computes with every core, and with one of them in the last case. Files of up to 256 MiB are
 read through their map, larger ones by a call of the system for each row.
+A block has 64 steps here: a run of no more of them has read nothing ahead.
 
 *Memory*: the peak of a process that trains on a file and digests it for its ledger, beside
 the same on a file of a hundredth of the size: a large file, and one of 100 million small
@@ -41,9 +42,9 @@ CASES: dict[str, tuple[tuple[int, ...], int, int]] = {
     "linear, by calls": ((), 300_000, 600),
     "256 hidden": ((256,), 200_000, 600),
     "256 hidden, by calls": ((256,), 300_000, 600),
-    "2 x 1024 hidden, by calls": ((1024,) * 2, 300_000, 64),
+    "2 x 1024 hidden, by calls": ((1024,) * 2, 300_000, 256),
     "4 x 2048 hidden, by calls": ((2048,) * 4, 300_000, 32),
-    "2 x 1024 hidden, by calls, one core computes": ((1024,) * 2, 300_000, 64),
+    "2 x 1024 hidden, by calls, one core computes": ((1024,) * 2, 300_000, 256),
 }
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SGD = optax.sgd(0.1)
