@@ -7,7 +7,7 @@ run that comes back to its records are; a disk that is slower than the steps is 
 Reading takes a core: it is hidden behind steps that cost more than their rows do. JAX
 computes with every core, and with one of them in the last case. Files of up to 256 MiB are
 read through their map, larger ones by a call of the system for each row.
-A block has 64 steps here: a run of no more of them has read nothing ahead.
+A block has 46 steps here: a run of no more of them reads nothing ahead.
 
 *Memory*: the peak of a process that trains on a file and digests it for its ledger, beside
 the same on a file of a hundredth of the size: a large file, and one of 100 million small

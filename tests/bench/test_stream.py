@@ -1,5 +1,6 @@
 """The benchmark of data in files, on small files."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,19 @@ def test_rows_of_throughput(bench: Any, tmp_path: Path) -> None:
     ]
     assert all(row.value > 0 for row in rows)
     assert rows[1].baseline == "memory" and rows[1].ratio > 0
+
+
+def test_reading_is_hidden_behind_steps_that_cost_more() -> None:
+    """In the kept rows: within a twentieth of data in memory."""
+    path = Path(__file__).resolve().parents[2] / "bench/results/cpu/stream.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    for case in ("4 x 2048 hidden, by calls", "one core computes"):
+        (ratio,) = (
+            row["ratio"]
+            for row in rows
+            if row["metric"] == "steps per second" and case in row["case"]
+        )
+        assert ratio > 0.95, case
 
 
 def test_rows_of_memory(bench: Any, tmp_path: Path) -> None:
