@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import warnings
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -396,8 +395,7 @@ class O2NC(SumPlan):
         several times longer than nearly all estimates. The noise follows the clips, so the
         guarantee stays; nothing is promised of the result. Where steps read samples of the
         records, what the noise costs depends on the ratio of the two clips: calibrate such
-        a plan afterwards. Where every step restarts, and the clip of restarts is that of
-        usual losses already, a warning says that nothing is shorter.
+        a plan afterwards.
 
         Args:
           dim: d, parameters that move.
@@ -433,16 +431,6 @@ class O2NC(SumPlan):
         restart, rest = estimators.Estimator.of(self).practical_clips(
             dim, movement, fraction
         )
-        no_differences = self.sampling.period == 1 or self.num_steps == 1
-        if no_differences and math.isclose(
-            lipschitz * restart, self.restart_l2_clip_norm
-        ):
-            warnings.warn(
-                "with_practical_clips shortens no clip where every step restarts and "
-                f"restart_l2_clip_norm = {self.restart_l2_clip_norm:.4g} is that of usual "
-                "losses: choose a restart_l2_clip_norm, or a longer period",
-                stacklevel=2,
-            )
         return dataclasses.replace(
             self,
             restart_l2_clip_norm=lipschitz * restart,

@@ -197,7 +197,8 @@ def test_what_is_run(bench: Any) -> None:
             assert plan.num_examples == size.n, name
         ours = bench.compare.promised(every["certified"])
         for name in ("tree", "sqrt_toeplitz", "independent", "independent, short"):
-            assert bench.compare.promised(every[name]) == pytest.approx(ours)
+            # But for what their grids round off.
+            assert bench.compare.promised(every[name]) == pytest.approx(ours, rel=0.01)
         # Else the saddle itself would be as good as a certificate says.
         saddle = size.of.points["saddle"].min_eigenvalue
         assert ours < saddle**2 / size.of.hessian_lipschitz

@@ -128,22 +128,6 @@ def test_practical_clips_keep_the_guarantee() -> None:
     assert kept > 2 * sampled.epsilon()
 
 
-def test_practical_clips_that_shorten_nothing_warn() -> None:
-    gradients: Any = {
-        "oracle": "first_order",
-        "direction": "ball",
-        "difference": "common",
-    }
-    plan = make(sampling=sampling.MultiPassRestarts(period=1), **gradients)
-    said = r"where every step restarts and restart_l2_clip_norm = 2 is that of usual"
-    with pytest.warns(UserWarning, match=said) as caught:
-        plan.with_practical_clips(dim=10, lipschitz=2.0)
-    assert caught[0].filename == __file__
-    # No warning where restarts have another clip, or there are differences.
-    assert plan.with_practical_clips(dim=10, lipschitz=1.0).restart_l2_clip_norm == 1.0
-    make(**gradients).with_practical_clips(dim=10, lipschitz=2.0)
-
-
 SAMPLED: Any = sampling.MultiPassRestarts(
     period=PERIOD, restart_sampling_prob=0.3, sampling_prob=0.05
 )
