@@ -198,7 +198,7 @@ def test_what_is_run(bench: Any) -> None:
         ours = bench.compare.promised(every["certified"])
         for name in ("tree", "sqrt_toeplitz", "independent", "independent, short"):
             # But for what their grids round off.
-            assert bench.compare.promised(every[name]) == pytest.approx(ours, rel=0.01)
+            assert bench.compare.promised(every[name]) == pytest.approx(ours, rel=0.02)
         # Else the saddle itself would be as good as a certificate says.
         saddle = size.of.points["saddle"].min_eigenvalue
         assert ours < saddle**2 / size.of.hessian_lipschitz
