@@ -357,8 +357,8 @@ def _jax_side(folder: pathlib.Path, arrays: Any) -> dict[str, Callable[[], Any]]
     }
 
 
-def _peak_megabytes() -> float:
-    """This process's peak memory; ``ru_maxrss`` would begin with that of its parent."""
+def peak_megabytes() -> float:
+    """Peak MiB of this process; ``ru_maxrss`` would begin with that of its parent."""
     status = pathlib.Path("/proc/self/status")
     if status.is_file():
         (line,) = (x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
@@ -379,7 +379,7 @@ def _serve(name: str, folder: str) -> None:
     for line in sys.stdin:
         what = line.strip()
         if what == "peak":
-            answer: Any = _peak_megabytes()
+            answer: Any = peak_megabytes()
         elif what == "losses":
             answer = [float(x) for x in does[what]()]
         else:

@@ -275,6 +275,10 @@ def test_windows_and_rotations_of_published_models() -> None:
     assert looks("ModernBERT-base") == ([None, 65, 65] * 2, [16e4, 1e4, 1e4] * 2)
     assert looks("SmolLM3-3B") == ([None] * 6, [2e6] * 3 + [None] + [2e6] * 2)
     assert looks("Qwen2.5-0.5B")[0] == looks("Qwen3-0.6B")[0] == [None] * 6
+    fields = published("Qwen2.5-0.5B").to_json()
+    fields |= {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 20}
+    late = from_json({n: x for n, x in fields.items() if n != "layer_types"})
+    assert [w for w, _ in late.looks] == [None] * 20 + [9] * 4
 
 
 def test_fields_of_before_and_since_rope_parameters() -> None:

@@ -357,7 +357,9 @@ def test_perplexity_counts_tokens_not_records() -> None:
         tasks.perplexity(tasks.prompt(model, [3, 4]), params, data)
 
 
-def test_a_bar_changes_nothing_and_stands_below_another(capsys: Any) -> None:
+def test_a_bar_changes_nothing_and_stands_below_another(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, params, data = case("opt")
     write = functools.partial(generation.generate, model, params, data)
     base = write(max_new_tokens=NEW)
@@ -365,6 +367,17 @@ def test_a_bar_changes_nothing_and_stands_below_another(capsys: Any) -> None:
     with rich.progress.Progress(transient=True):
         got = write(max_new_tokens=NEW, progress=True)
     np.testing.assert_array_equal(got, base)
+    track, drawn = rich.progress.track, []
+
+    def seen(*given: Any, **more: Any) -> Any:
+        drawn.append(given[1])
+        return track(*given, **more)
+
+    monkeypatch.setattr(rich.progress, "track", seen)
+    write(max_new_tokens=NEW)
+    assert drawn == []
+    write(max_new_tokens=NEW, progress=True)
+    assert drawn == ["generated texts"]
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,42 @@ def test_generation_loss_is_the_mean_of_the_golden_likelihood() -> None:
     np.testing.assert_allclose(sums, padded["log_likelihood"], atol=TOLERANCE, rtol=0)
 
 
+def cross_entropy(scores: np.ndarray, label: np.ndarray) -> np.ndarray:
+    scores = scores - scores.max(axis=1, keepdims=True)
+    chosen = np.take_along_axis(scores, label[:, None], axis=1)[:, 0]
+    return np.log(np.exp(scores).sum(axis=1)) - chosen
+
+
+@pytest.mark.parametrize("case", ["roberta_mlm", "opt"])
+def test_prompt_loss_is_that_of_golden_logits_at_the_position(case: str) -> None:
+    model, params = load(GOLDEN / case)
+    padded, _ = batches(case)
+    words, label, position = [30, 4, 17], np.array([2, 0, 1]), np.array([5, 6, 1])
+    task = tasks.prompt(model, words)
+    batch = padded | {"label": label, "position": position}
+    want = padded["logits"][np.arange(3), position][:, words]
+    assert np.ptp(want, axis=1).min() > 0.01
+    for got, of in (
+        (jax.jit(task.value_fn), cross_entropy(want, label)),
+        (jax.jit(task.scores), want),
+    ):
+        np.testing.assert_allclose(got(params, batch), of, atol=TOLERANCE, rtol=0)
+
+
+def test_choice_loss_is_that_of_means_of_golden_likelihoods() -> None:
+    """Three choices of 11, 6 and 2 tokens: their sums have another loss."""
+    model, params = load(GOLDEN / "opt")
+    padded, _ = batches("opt")
+    batch = {n: padded[n][None] for n in ("tokens", "mask", "span")}
+    batch |= {"valid": np.ones((1, 3), bool), "label": np.array([1])}
+    task = tasks.choice(model, span_length=padded["tokens"].shape[1])
+    means = (padded["log_likelihood"] / padded["span"].sum(axis=1))[None]
+    got = jax.jit(task.value_fn)(params, batch)
+    np.testing.assert_allclose(
+        got, cross_entropy(means, batch["label"]), atol=TOLERANCE, rtol=0
+    )
+
+
 @pytest.mark.parametrize("case", ["roberta_mlm", "opt", "opt_post_norm"])
 def test_what_stands_in_the_padding_does_not_matter(case: str) -> None:
     model, params = load(GOLDEN / case)
