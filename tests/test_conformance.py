@@ -478,6 +478,23 @@ def test_noise_comes_from_secret_roots_alone(method: Method) -> None:
 
 
 @ALL
+def test_no_program_holds_the_root_of_secret_noise(method: Method) -> None:
+    """As a constant of it, a compilation cache would write the root into a file."""
+    rows = jnp.ones(N, bool) if method.reads == "rows" else None
+
+    def trace(keys: Keys) -> None:
+        tx = method.make(method.plan, keys)
+        state = tx.init(jax.tree.map(jnp.array, method.params))
+        step, data = methods.stepped(method, tx), jax.tree.map(jnp.asarray, method.data)
+        closing = lambda p, k, d: step(state, p, k, 0, d, rows, method.phases[0])  # noqa: E731
+        jax.eval_shape(closing, method.params, keys, data)
+
+    trace(KEYS)
+    with pytest.raises(ValueError, match="state must be an argument of the function"):
+        trace(Keys.from_entropy())
+
+
+@ALL
 def test_keys_from_entropy_begin_one_run(method: Method) -> None:
     """Two runs of one plan would share their noise; and a report says whose keys."""
     tx = method.make(method.plan, Keys.from_entropy())

@@ -149,10 +149,25 @@ def new_horizon(run: Run, *, private: bool) -> Horizon:
 
 
 def advance(run: Run, at: Horizon) -> tuple[jax.Array, Horizon]:
-    """Returns True if the next step may release, and the horizon after it."""
+    """Returns True if the next step may release, and the horizon after it.
+
+    ValueError for a state that :func:`check_given` refuses.
+    """
+    check_given(at)
     active = at.count < run.num_steps
     count = at.count + active.astype(jnp.int32)
     return active, at._replace(count=count, exhausted=count >= run.num_steps)
+
+
+def check_given(at: Horizon) -> None:
+    """Refuses a state of secret noise that a traced function closes over."""
+    if keys_lib.is_closed_over(at.private) and at.private:
+        raise ValueError(
+            "state must be an argument of the function that is traced, got one of a run "
+            "with keys from entropy that it closes over: the secret root of its noise "
+            "would be a constant of the program, which compilation caches and dumps keep "
+            "in files. Give it to the function, step(keys, params, state, ...)"
+        )
 
 
 def only(kind: type, state: Any, makers: str) -> Any:
