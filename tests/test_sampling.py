@@ -731,14 +731,14 @@ def test_batches_are_drawn_with_the_keys_of_the_transform() -> None:
     tx, params = made.transform(keys), jnp.zeros(2)
     state = tx.init(params)
 
-    def update(batch: Any) -> Any:
+    def update(batch: Any, state: Any = state) -> Any:
         return tx.update(None, state, params, value_fn=linear, batch=batch)
 
     def draw(each: Keys) -> Any:
         return sampling.batch(made, each, 0, DATA)
 
     update(draw(keys))
-    jax.jit(lambda each: update(draw(each)))(keys)
+    jax.jit(lambda each, state: update(draw(each), state))(keys, state)
     update(jax.jit(draw)(other))  # Of traced keys nothing is known.
     with pytest.raises(ValueError, match="with the keys of the transform, got one"):
         update(draw(other))
