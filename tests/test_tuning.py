@@ -149,6 +149,20 @@ def test_trials_are_independent_draws_and_the_best_is_kept() -> None:
     assert abs(together) < 4.9 / math.sqrt(1500)
 
 
+def test_as_many_trials_are_made_as_the_keys_draw() -> None:
+    """The first draw of the search's own stream; no chance in it."""
+    made, drawn = [], []
+    for seed in range(12):
+        keys, runs = Keys.insecure(seed), []
+        coins = noise.Coins(keys_lib.exact_noise_secret(keys), "tune")
+        drawn.append(tuning._num_trials(coins, 3.0, 0.5))
+        run = lambda index, _, runs=runs: runs.append(index)  # noqa: E731
+        tuning._best(run, lambda _: 0.0, keys, 2, 3.0, 0.5)
+        made.append(len(runs))
+    assert made == drawn
+    assert len(set(made)) > 3
+
+
 def _firsts(lengths: list[int], picked: list[int]) -> list[int]:
     starts = np.cumsum([0, *lengths[:-1]])
     return [picked[i] for i in starts]

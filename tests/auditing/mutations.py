@@ -1,5 +1,7 @@
 """Faults that an audit has to find: each planted in a copy of the package, and audited.
 
+What no plan releases is not audited: there a fault names the test that has to fail.
+
 A fault is a piece of source text and what takes its place. To add one, add a line to
 ``MUTATIONS``; a piece that is not found exactly once is an error, so that a refactoring
 cannot silently lose a fault. ``python -m tests.auditing.mutations [NAME ...]`` runs them.
@@ -56,6 +58,8 @@ for line in sys.stdin:
 class Mutation:
     """A fault: ``old`` in the file ``path`` becomes ``new``; ``plan`` shows it.
 
+    Or, in place of a plan, ``test``: pytest's name of the test that fails.
+
     ``also`` holds further pieces, as (path, old, new). Where ``lattice``, the low digits
     of releases show it; ``unit`` is what the data sets of the audit differ in.
     """
@@ -64,7 +68,8 @@ class Mutation:
     path: str
     old: str
     new: str
-    plan: str
+    plan: str = ""
+    test: str = ""
     also: tuple[tuple[str, str, str], ...] = ()
     num_runs: int = NUM_RUNS
     lattice: bool = False
@@ -137,6 +142,12 @@ MWEM_PLAN = "jaxdp/saddle/plans/mwem.py"
 
 USERS = "jaxdp/data/users.py"
 SLOPES_OF_PART = "        some, kept = part\n"
+
+GAP = "jaxdp/saddle/private_gap.py"
+TESTS_OF_GAP = "tests/metrics/test_duality_gap.py"
+PREFIX_SUM = "jaxdp/o2nc/prefix_sum_plan.py"
+TESTS_OF_SUMS = "tests/o2nc/test_plan.py"
+TUNING = "jaxdp/tuning.py"
 
 SUBSET = "kernels/subset.py"
 LATTICE = "kernels/lattice_gaussian.py"
@@ -773,6 +784,58 @@ MUTATIONS = (
         num_runs=1000,
         lattice=True,
     ),
+    # The std that is stated stays.
+    Mutation(
+        "noise of the private gap halved",
+        GAP,
+        "noise.discrete_gaussian(coins, std, 1)",
+        "noise.discrete_gaussian(coins, std // 2, 1)",
+        test=f"{TESTS_OF_GAP}::test_noise_and_guarantee",
+    ),
+    Mutation(
+        "sensitivity of add-or-remove for a private gap under replace-one",
+        GAP,
+        "kappa = accounting.sensitivity(relation, 1.0)",
+        'kappa = accounting.sensitivity("add_or_remove", 1.0)',
+        test=f"{TESTS_OF_GAP}::test_sensitivity_is_a_bound_and_reached",
+    ),
+    Mutation(
+        "a record of several passes charged for one column",
+        "kernels/prefix_noise.py",
+        "kernel.repeated_norm(separation))",
+        "kernel.column_norms().max())",
+        test=f"{TESTS_OF_SUMS}::test_passes_of_one_order_are_one_release",
+    ),
+    # A row of C then holds two steps of a record, and the charge knows of one.
+    Mutation(
+        "a band more than the groups",
+        PREFIX_SUM,
+        "min(bands, period))",
+        "min(bands + 1, period))",
+        test=f"{TESTS_OF_SUMS}::test_bands_that_are_sampled_cost_"
+        "what_independent_noise_costs",
+    ),
+    Mutation(
+        "coefficients of a band more than asked for",
+        "kernels/toeplitz_noise.py",
+        "min(self.bands or self.period, self.period) - 1",
+        "min(self.bands or self.period, self.period - 1)",
+        test="tests/kernels/test_toeplitz_noise.py::test_bands",
+    ),
+    Mutation(
+        "a number of trials that is not drawn",
+        TUNING,
+        "range(_num_trials(coins, mean_trials, shape))",
+        "range(round(mean_trials))",
+        test="tests/test_tuning.py::test_as_many_trials_are_made_as_the_keys_draw",
+    ),
+    Mutation(
+        "all trials with the keys of the first",
+        TUNING,
+        "keys_lib.trial(keys, trial)",
+        "keys_lib.trial(keys, 0)",
+        test="tests/test_tuning.py::test_trials_have_keys_of_their_own",
+    ),
 )
 
 
@@ -848,9 +911,36 @@ def auditor() -> Iterator[Auditor]:
         yield audited
 
 
+def tested(mutation: Mutation | None, *tests: str) -> tuple[int, str]:
+    """Runs tests in a copy with the fault: pytest's exit code, and what it said."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        plant(mutation, folder)
+        leave = shutil.ignore_patterns("__pycache__")
+        for part in ("tests", "bench"):
+            shutil.copytree(ROOT / part, folder / part, ignore=leave)
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        done = subprocess.run(
+            [*command, *tests],
+            cwd=folder,
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(folder)},
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode not in (0, 1):  # Not a test that failed.
+        raise RuntimeError(f"{mutation}: {done.stdout}{done.stderr}")
+    return done.returncode, done.stdout
+
+
 def main(names: list[str]) -> int:
     """Runs the named mutations, or all; 1 if one was not flagged."""
-    chosen = [m for m in MUTATIONS if not names or str(m) in names]
+    named = [m for m in MUTATIONS if not names or str(m) in names]
+    by_tests = [(m, tested(m, m.test)[0]) for m in named if m.test]
+    for mutation, code in by_tests:
+        verdict = "flagged" if code == 1 else "MISSED "
+        print(f"{verdict}  {mutation.name}  ({mutation.test})")  # noqa: T201
+    chosen = [m for m in named if not m.test]
     with auditor() as audited:
         found = [audited(m, m.plan) for m in chosen]
     for mutation, (code, answer) in zip(chosen, found, strict=True):
@@ -860,7 +950,8 @@ def main(names: list[str]) -> int:
         verdict = "flagged" if code == 1 else "MISSED "
         said = f"{verdict}  {bounds}  {mutation.name}  ({answer['method']})"
         print(said)  # noqa: T201
-    return int(any(code != 1 for code, _ in found))
+    codes = [code for code, _ in found] + [code for _, code in by_tests]
+    return int(any(code != 1 for code in codes))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every planted fault is flagged: exit code 1 of ``jaxdp audit`` in a copy."""
+"""Every planted fault is flagged: exit code 1 of ``jaxdp audit``, or a test, in a copy."""
 
 import subprocess
 import sys
@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.auditing.mutations import MUTATIONS, Auditor, Mutation, auditor, faulty
+from tests.auditing.mutations import (
+    MUTATIONS,
+    ROOT,
+    Auditor,
+    Mutation,
+    auditor,
+    faulty,
+    tested,
+)
+
+AUDITED = [m for m in MUTATIONS if not m.test]
+TESTED = [m for m in MUTATIONS if m.test]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +36,7 @@ def test_the_copy_passes_as_it_is(audited: Auditor) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+@pytest.mark.parametrize("mutation", AUDITED, ids=str)
 def test_planted_fault_is_flagged(mutation: Mutation, audited: Auditor) -> None:
     code, answer = audited(mutation, mutation.plan)
     assert code == 1
@@ -34,6 +45,26 @@ def test_planted_fault_is_flagged(mutation: Mutation, audited: Auditor) -> None:
         answer = answer["lattice"]
         assert answer["flagged"]
     assert answer["epsilon_lower"] > answer["epsilon"]
+
+
+@pytest.mark.slow
+def test_tests_that_find_faults_pass_in_a_copy_as_it_is() -> None:
+    code, said = tested(None, *(m.test for m in TESTED))
+    assert code == 0, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", TESTED, ids=str)
+def test_a_test_fails_under_a_planted_fault(mutation: Mutation) -> None:
+    code, said = tested(mutation, mutation.test)
+    assert code == 1, said
+
+
+@pytest.mark.parametrize("mutation", TESTED, ids=str)
+def test_tests_that_find_faults_are_there(mutation: Mutation) -> None:
+    path, name = mutation.test.split("::")
+    assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8")
+    assert not mutation.plan
 
 
 def test_faults_texts_are_there_once_and_use_names_that_exist(tmp_path: Path) -> None:
