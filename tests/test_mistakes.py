@@ -75,6 +75,10 @@ MISTAKES = {
         lambda: fit(value_fn=lambda p, b: loss(p, b).mean()),
         "jaxdp.per_record lifts a loss of one record. A measure of the whole data set",
     ),
+    "texts as parameters": (
+        lambda: fit(params={"x": np.array(["Anna", "Bob"])}),
+        "params must be arrays of numbers, got dtype <U4 at 'x'$",
+    ),
     "a module with a function": (
         lambda: fit(params=PARAMS | {"activation": jax.nn.relu}),
         "got a custom_jvp at 'activation': of a module take its arrays, as eqx.partition",

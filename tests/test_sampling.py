@@ -772,6 +772,18 @@ def test_no_program_holds_the_root_of_secret_samples(transform: Any) -> None:
     assert not any(str(word) in text for word in words)
 
 
+def test_no_program_holds_a_root_of_keys_that_draw_otherwise() -> None:
+    keys = Keys.from_entropy()
+    for draw in (
+        lambda rows: sampling.shuffled(keys, rows),
+        lambda rows: jaxdp.synthetic_records(keys, np.ones(4), 9) + rows[0],
+    ):
+        with pytest.raises(
+            ValueError, match="keys must be an argument of the function"
+        ):
+            jax.jit(draw)(jnp.arange(4))
+
+
 def test_rows_are_copied_when_a_batch_gets_them() -> None:
     """JAX reads a NumPy array later, when it may hold the rows of the next step."""
     drawn = sampling.draw(plan(FIXED), Keys.insecure(0), 0)

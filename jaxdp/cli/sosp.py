@@ -215,9 +215,12 @@ def _check_start(found: SospAlpha, plan: plans.SOSP) -> None:
     By public records, before anything is spent. Only a released Hessian has a threshold
     by which that can be told.
     """
-    assert plan.theorem is not None
     threshold = plan.curvature_threshold
-    if threshold is None or threshold < _MARGIN * -found.min_eigenvalue:
+    if (
+        plan.theorem is None
+        or threshold is None
+        or threshold < _MARGIN * -found.min_eigenvalue
+    ):
         return
     raise UsageError(
         "--epsilon or the number of records must be larger, or --accuracy smaller: a "

@@ -90,13 +90,13 @@ def as_transform(algorithm: Algorithm) -> optax.GradientTransformationExtraArgs:
       >>> params, data = plan.uniform(), game.make_data(256, seed=0)
       >>> state = tx.init(params)
       >>> @jax.jit
-      ... def step(params, state):
+      ... def step(params, state, data):
       ...     updates, state = tx.update(
       ...         None, state, params, value_fn=game.value_fn, batch=data
       ...     )
       ...     return optax.apply_updates(params, updates), state
       >>> for _ in range(plan.num_steps):
-      ...     params, state = step(params, state)
+      ...     params, state = step(params, state, data)
       >>> [weights.shape for weights in params], bool(state[0].exhausted)
       ([(4,), (4,)], True)
     """

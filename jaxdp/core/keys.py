@@ -473,6 +473,18 @@ def is_closed_over(root: jax.Array) -> bool:
     return _is_traced(()) and not isinstance(root, Tracer)
 
 
+def check_given(keys: Keys, root: jax.Array) -> None:
+    """Refuses a root of keys from entropy that a traced function closes over."""
+    if keys.private and is_closed_over(root):
+        raise ValueError(
+            "keys must be an argument of the function that is traced, got keys from "
+            "entropy that it closes over: their secret root would be a constant of the "
+            "program, which compilation caches and dumps keep in files. Give them to the "
+            "function, step(keys, params, state, ...), or draw outside of it. Under "
+            "jax.vmap with unmapped keys: jax.jit(jax.vmap(...))"
+        )
+
+
 def _is_traced(tree: Any) -> bool:
     """Returns True within a transformation of JAX, or if ``tree`` holds a tracer."""
     if get_opaque_trace_state() != _UNTRACED:

@@ -166,7 +166,8 @@ def check_given(at: Horizon) -> None:
             "state must be an argument of the function that is traced, got one of a run "
             "with keys from entropy that it closes over: the secret root of its noise "
             "would be a constant of the program, which compilation caches and dumps keep "
-            "in files. Give it to the function, step(keys, params, state, ...)"
+            "in files. Give it to the function, step(keys, params, state, ...). Under "
+            "jax.vmap with an unmapped state: jax.jit(jax.vmap(...))"
         )
 
 
@@ -252,6 +253,10 @@ def moving(params: Any, trainable: Trainable) -> PathPredicate:
                 f"params must be arrays, got a {type(leaf).__name__} at {path!r}: of a "
                 "module take its arrays, as eqx.partition(module, eqx.is_inexact_array) or "
                 "nnx.split(module, nnx.Param, ...) does, and put it together in value_fn"
+            )
+        if not validate.is_numeric(leaf):  # What JAX says of others quotes them.
+            raise TypeError(
+                f"params must be arrays of numbers, got dtype {leaf.dtype} at {path!r}"
             )
     if len(paths) < len(named):
         raise ValueError(

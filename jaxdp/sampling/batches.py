@@ -212,6 +212,7 @@ def shuffled(keys: keys_lib.Keys, data: Any) -> Any:
       [0, 1, 2, 3, 4, 5, 6, 7]
     """
     keys = keys_lib.check(keys)
+    keys_lib.check_given(keys, keys.sampling)
     size = finite_difference.num_rows(data, "data")
     key = keys_lib.stream(keys.sampling, "order")
     index = threefry.permuted(key, jnp.arange(size), size)
@@ -312,13 +313,8 @@ def draw(
     # Places of records are 32-bit integers: others would come back as those of before.
     validate.integer(at_most=2**31 - 1, **{"plan.num_examples": n})
     phase = check_phase(run, phase)
-    if keys.private and sampler.amplifies and keys_lib.is_closed_over(keys.sampling):
-        raise ValueError(
-            "keys must be an argument of the function that is traced, got keys from "
-            "entropy that it closes over: their secret root would be a constant of the "
-            "program, which compilation caches and dumps keep in files. Give them to the "
-            "function, step(keys, params, state, ...), or draw outside of it"
-        )
+    if sampler.amplifies:
+        keys_lib.check_given(keys, keys.sampling)
     key = keys_lib.stream(keys.sampling, "sampling", context=run.context)
     index, mask = sampler.of_phase(phase).draw(key, step, n)
     at = jnp.asarray(step, jnp.int32)

@@ -164,7 +164,9 @@ def study(
     transform = preparing.make_transform(task, keys[0])
     preparing.check_losses(plan, task.params, task.data, value_fn, check_isolation)
 
-    def run(values: dict[str, jax.Array], made: Any, keys: Keys) -> jax.Array:
+    def run(
+        values: dict[str, jax.Array], made: Any, keys: Keys, data: Any
+    ) -> jax.Array:
         ratio = values.get(_CLIP, 1.0) / getattr(plan, _CLIP, 1.0)
         rest = task.optimizer if optimizer is None else _made(optimizer, values)
         if _CLIP in values:
@@ -174,7 +176,7 @@ def study(
         start = jax.tree.map(jnp.asarray, task.params)
         log = jnp.zeros((plan.num_steps, made.release.shape[0]), jnp.float32)
         carry = loop.Carry(start, (made, rest.init(start)), log)
-        carry = program(carry, keys, task.data, 0, plan.num_steps)
+        carry = program(carry, keys, data, 0, plan.num_steps)
         made, state = carry.opt_state
         info = loop.FitInfo(carry.releases, public(state))
         result = loop.FitResult(plan.returned(made, carry.params), info, {})
@@ -184,9 +186,9 @@ def study(
     stack = lambda *leaves: jnp.stack(leaves)  # noqa: E731
     made, roots = jax.tree.map(stack, *begun), jax.tree.map(stack, *keys)
     columns = {n: jnp.asarray([s[n] for s in settings], jnp.float32) for n in grid}
-    per_seed = jax.vmap(run, in_axes=(None, 0, 0))
-    every = jax.vmap(per_seed, in_axes=(0, None, None)) if grid else per_seed
-    scores = jax.jit(every)(columns, made, roots)
+    per_seed = jax.vmap(run, in_axes=(None, 0, 0, None))
+    every = jax.vmap(per_seed, in_axes=(0, None, None, None)) if grid else per_seed
+    scores = jax.jit(every)(columns, made, roots, task.data)
     shape = (len(settings), seeds)
     return StudyResult(settings, np.asarray(scores, np.float64).reshape(shape))
 

@@ -911,7 +911,7 @@ def auditor() -> Iterator[Auditor]:
         yield audited
 
 
-def tested(mutation: Mutation | None, *tests: str) -> tuple[int, str]:
+def with_tests(mutation: Mutation | None, *tests: str) -> tuple[int, str]:
     """Runs tests in a copy with the fault: pytest's exit code, and what it said."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
@@ -936,7 +936,7 @@ def tested(mutation: Mutation | None, *tests: str) -> tuple[int, str]:
 def main(names: list[str]) -> int:
     """Runs the named mutations, or all; 1 if one was not flagged."""
     named = [m for m in MUTATIONS if not names or str(m) in names]
-    by_tests = [(m, tested(m, m.test)[0]) for m in named if m.test]
+    by_tests = [(m, with_tests(m, m.test)[0]) for m in named if m.test]
     for mutation, code in by_tests:
         verdict = "flagged" if code == 1 else "MISSED "
         print(f"{verdict}  {mutation.name}  ({mutation.test})")  # noqa: T201

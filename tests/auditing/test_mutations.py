@@ -14,7 +14,7 @@ from tests.auditing.mutations import (
     Mutation,
     auditor,
     faulty,
-    tested,
+    with_tests,
 )
 
 AUDITED = [m for m in MUTATIONS if not m.test]
@@ -49,14 +49,14 @@ def test_planted_fault_is_flagged(mutation: Mutation, audited: Auditor) -> None:
 
 @pytest.mark.slow
 def test_tests_that_find_faults_pass_in_a_copy_as_it_is() -> None:
-    code, said = tested(None, *(m.test for m in TESTED))
+    code, said = with_tests(None, *(m.test for m in TESTED))
     assert code == 0, said
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", TESTED, ids=str)
 def test_a_test_fails_under_a_planted_fault(mutation: Mutation) -> None:
-    code, said = tested(mutation, mutation.test)
+    code, said = with_tests(mutation, mutation.test)
     assert code == 1, said
 
 

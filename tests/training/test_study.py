@@ -48,6 +48,28 @@ def study(plan: Any, **changes: Any) -> Any:
     return jaxdp.study(plan, problem.PARAMS, problem.DATA, **(given | changes))
 
 
+def test_the_program_of_a_study_closes_over_no_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A compilation cache would write them into a file."""
+    held, real = [], jax.jit
+
+    def jit(fn: Any, **more: Any) -> Any:
+        def called(*given: Any) -> Any:
+            if isinstance(given[0], dict) and "learning_rate" in given[0]:
+                consts = jax.make_jaxpr(fn)(*given).consts
+                held.append([np.shape(x)[:1] for x in consts])
+            return real(fn, **more)(*given)
+
+        return called
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "jit", jit)
+        assert np.isfinite(study(dpgd()).scores).all()
+    (rows,) = held
+    assert (problem.N,) not in rows
+
+
 def test_a_large_map_that_a_study_reads_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

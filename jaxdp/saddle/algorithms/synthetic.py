@@ -213,6 +213,7 @@ def synthetic_records(
       ((100,), [1, 2])
     """
     keys = keys_lib.check(keys)
+    keys_lib.check_given(keys, keys.noise)
     validate.integer(num_records=num_records)
     weights = np.asarray(histogram, np.float32)
     if weights.ndim != 1:
