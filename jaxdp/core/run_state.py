@@ -255,8 +255,9 @@ def moving(params: Any, trainable: Trainable) -> PathPredicate:
                 "nnx.split(module, nnx.Param, ...) does, and put it together in value_fn"
             )
         if not validate.is_numeric(leaf):  # What JAX says of others quotes them.
+            dtype = getattr(leaf, "dtype", None)
             raise TypeError(
-                f"params must be arrays of numbers, got dtype {leaf.dtype} at {path!r}"
+                f"params must be arrays of numbers, got dtype {dtype} at {path!r}"
             )
     if len(paths) < len(named):
         raise ValueError(
