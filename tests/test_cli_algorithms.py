@@ -776,6 +776,16 @@ def test_accuracy_follows_from_records_and_budget() -> None:
     assert min(accuracies[2:4]) > accuracies[4]
 
 
+def test_a_plan_that_promises_nothing_may_begin() -> None:
+    """Its report says so. One that promises would be refused: it ends at the start."""
+    found: Any = type("Alpha", (float,), {"min_eigenvalue": -1.0})(0.5)
+    plan: Any = SimpleNamespace(theorem=None, curvature_threshold=100.0)
+    sosp._check_start(found, plan)
+    plan.theorem = SimpleNamespace(promise=SimpleNamespace(alpha=0.25))
+    with pytest.raises(parsing.UsageError, match="so that the run would end there"):
+        sosp._check_start(found, plan)
+
+
 def test_report_says_what_a_certificate_is_worth() -> None:
     task = of_wine()
     start = task.init(jax.random.key(0))
