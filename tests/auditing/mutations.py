@@ -924,7 +924,8 @@ def with_tests(mutation: Mutation | None, *tests: str) -> tuple[int, str]:
         done = subprocess.run(
             [*command, *tests],
             cwd=folder,
-            env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(folder)},
+            env=os.environ
+            | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(folder), "PYTEST_ADDOPTS": ""},
             capture_output=True,
             text=True,
         )
