@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import platform
+import resource
 import statistics
 import subprocess
 import time
@@ -146,6 +147,15 @@ def speed(
 def temp_bytes(compiled: Any) -> int:
     """Temporary memory of a compiled program, from XLA's own analysis."""
     return int(compiled.memory_analysis().temp_size_in_bytes)
+
+
+def peak_mebibytes() -> float:
+    """Returns the peak of this process; ``ru_maxrss`` begins with that of its parent."""
+    status = pathlib.Path("/proc/self/status")
+    if status.is_file():
+        (line,) = (x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def peak_bytes() -> int | None:

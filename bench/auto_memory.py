@@ -2,7 +2,7 @@
 
 Each method tunes a decoder like Llama, of 84 M parameters, in a process of its own, which
 loads it from a folder and writes the tuned model. Of the peak of that process, that of the
-same command with a model of next to no width is taken off: an interpreter, JAX and its
+same command with a model of width 8 is taken off: an interpreter, JAX and its
 compiler, which the prediction does not count. Where the ratio is above one, the prediction
 is on the safe side; below one, ``auto`` could take a method that the machine cannot hold.
 """
@@ -34,7 +34,7 @@ NONE: Size = (8, 12, 2, 1, 8)
 
 
 def run(quick: bool) -> list[_harness.Row]:
-    """Rows of each method: what is predicted, what is needed, and their ratio."""
+    """Returns rows of each method: what is predicted, what is needed, and their ratio."""
     if not pathlib.Path("/proc/self/status").exists():
         note = "skipped: needs /proc"
         return [_harness.Row(x, "peak memory", None, "MB", note=note) for x in METHODS]
@@ -42,8 +42,8 @@ def run(quick: bool) -> list[_harness.Row]:
         home = pathlib.Path(name)
         count = write(home / "model", QUICK if quick else LARGE)
         write(home / "none", NONE)
-        predicted = said(call(home, "model", "auto")[1])
-        rows = []
+        predicted = parse_prediction(call(home, "model", "auto")[1])
+        rows = [_harness.Row("both methods", "parameters", count, "")]
         for method in METHODS[1:] if quick else METHODS:
             peak, none = (call(home, x, method)[0] for x in ("model", "none"))
             row = _harness.Row(
@@ -55,7 +55,6 @@ def run(quick: bool) -> list[_harness.Row]:
                 predicted[method] / (peak - none),
             )
             rows += [
-                _harness.Row(method, "parameters", count, ""),
                 _harness.Row(method, "peak of a process", peak, "MB"),
                 _harness.Row(method, "needed", peak - none, "MB"),
                 row,
@@ -88,8 +87,8 @@ def write(folder: pathlib.Path, size: Size) -> int:
 
 def call(home: pathlib.Path, model: str, method: str) -> tuple[float, str]:
     """Runs the command in a process; returns its peak in MB, and what it said."""
-    words = f"from bench import auto_memory as a; a.child({str(home)!r}, {model!r}, "
-    words += f"{method!r})"
+    given = (str(home), model, method)
+    words = f"from bench import auto_memory; auto_memory.child(*{given!r})"
     made = subprocess.run(
         [sys.executable, "-c", words],
         cwd=ROOT,
@@ -101,7 +100,7 @@ def call(home: pathlib.Path, model: str, method: str) -> tuple[float, str]:
     return float(made.stdout.splitlines()[-1]), made.stderr
 
 
-def said(line: str) -> dict[str, float]:
+def parse_prediction(line: str) -> dict[str, float]:
     """Returns the MB of each method, of the line that ``auto`` prints."""
     found = re.findall(r"(dp-lora|dpzero) (?:needs )?([0-9.]+) (GB|MB)", line)
     return {x: float(size) * {"GB": 1000, "MB": 1}[unit] for x, size, unit in found}
@@ -122,4 +121,4 @@ def child(home: str, model: str, method: str) -> None:
         ]
     )
     assert code == 0, code
-    print(1.048576 * lm_step.peak_megabytes())
+    print(_harness.peak_mebibytes() * 2**20 / 1e6)

@@ -19,7 +19,6 @@ import functools
 import json
 import math
 import pathlib
-import resource
 import statistics
 import subprocess
 import sys
@@ -357,15 +356,6 @@ def _jax_side(folder: pathlib.Path, arrays: Any) -> dict[str, Callable[[], Any]]
     }
 
 
-def peak_megabytes() -> float:
-    """Peak MiB of this process; ``ru_maxrss`` would begin with that of its parent."""
-    status = pathlib.Path("/proc/self/status")
-    if status.is_file():
-        (line,) = (x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
-        return int(line.split()[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def _serve(name: str, folder: str) -> None:
     """A side's process: reads what to do, writes the seconds that it took."""
     arrays = batch()
@@ -379,7 +369,7 @@ def _serve(name: str, folder: str) -> None:
     for line in sys.stdin:
         what = line.strip()
         if what == "peak":
-            answer: Any = peak_megabytes()
+            answer: Any = _harness.peak_mebibytes()
         elif what == "losses":
             answer = [float(x) for x in does[what]()]
         else:

@@ -77,7 +77,7 @@ MISTAKES = {
     ),
     "texts as parameters": (
         lambda: fit(params={"x": np.array(["Anna", "Bob"])}),
-        "params must be arrays of numbers, got dtype <U4 at 'x'$",
+        "params must be arrays of numbers, got dtype text at 'x'$",
     ),
     "a module with a function": (
         lambda: fit(params=PARAMS | {"activation": jax.nn.relu}),

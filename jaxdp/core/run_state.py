@@ -151,23 +151,23 @@ def new_horizon(run: Run, *, private: bool) -> Horizon:
 def advance(run: Run, at: Horizon) -> tuple[jax.Array, Horizon]:
     """Returns True if the next step may release, and the horizon after it.
 
-    ValueError for a state that :func:`check_given` refuses.
+    ValueError for a state that :func:`check_state_given` refuses.
     """
-    check_given(at)
+    check_state_given(at)
     active = at.count < run.num_steps
     count = at.count + active.astype(jnp.int32)
     return active, at._replace(count=count, exhausted=count >= run.num_steps)
 
 
-def check_given(at: Horizon) -> None:
+def check_state_given(at: Horizon) -> None:
     """Refuses a state of secret noise that a traced function closes over."""
     if keys_lib.is_closed_over(at.private) and at.private:
         raise ValueError(
             "state must be an argument of the function that is traced, got one of a run "
             "with keys from entropy that it closes over: the secret root of its noise "
             "would be a constant of the program, which compilation caches and dumps keep "
-            "in files. Give it to the function, step(keys, params, state, ...). Under "
-            "jax.vmap with an unmapped state: jax.jit(jax.vmap(...))"
+            "in files. Give it to the function, step(keys, params, state, ...), once for "
+            "each update: under jax.vmap every row needs a state of an init of its own"
         )
 
 
@@ -242,8 +242,8 @@ def moving(params: Any, trainable: Trainable) -> PathPredicate:
 
     Raises:
       ValueError: no leaf moves, a tree of another structure, or a moving leaf that is
-        not real floating point (named by its path). TypeError: leaves that are no arrays,
-        or flags that are no bools.
+        not real floating point (named by its path). TypeError: leaves that are no arrays
+        of numbers, or flags that are no bools.
     """
     named = jax.tree_util.tree_leaves_with_path(params)
     paths = {path_str(path): leaf for path, leaf in named}
@@ -255,9 +255,9 @@ def moving(params: Any, trainable: Trainable) -> PathPredicate:
                 "nnx.split(module, nnx.Param, ...) does, and put it together in value_fn"
             )
         if not validate.is_numeric(leaf):  # What JAX says of others quotes them.
-            dtype = getattr(leaf, "dtype", None)
+            found = validate.dtype_name(getattr(leaf, "dtype", None))
             raise TypeError(
-                f"params must be arrays of numbers, got dtype {dtype} at {path!r}"
+                f"params must be arrays of numbers, got dtype {found} at {path!r}"
             )
     if len(paths) < len(named):
         raise ValueError(

@@ -156,7 +156,8 @@ def dpzero(
     Raises:
       TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: the plan has no noise; traced
         keys with Laplace noise; masked params; a moving leaf that is not floating point;
-        a batch that the plan's sampler did not draw.
+        a batch that the plan's sampler did not draw; a state of keys from entropy that a
+        traced function closes over.
 
     Example:
       >>> import jax.numpy as jnp

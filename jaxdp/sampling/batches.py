@@ -201,8 +201,8 @@ def shuffled(keys: keys_lib.Keys, data: Any) -> Any:
       data: pytree of arrays with one number of rows.
 
     Raises:
-      TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: no leaves, or different numbers
-        of rows.
+      TypeError: ``keys`` is no ``jaxdp.Keys``. ValueError: no leaves, different numbers of
+        rows, or keys from entropy that a traced function closes over.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,6 +1,6 @@
-"""Faults that an audit has to find: each planted in a copy of the package, and audited.
+"""Faults planted in a copy of the package, each of which an audit has to find, or a test.
 
-What no plan releases is not audited: there a fault names the test that has to fail.
+Where the audit does not reach, a fault names the test that has to fail.
 
 A fault is a piece of source text and what takes its place. To add one, add a line to
 ``MUTATIONS``; a piece that is not found exactly once is an error, so that a refactoring
@@ -939,8 +939,7 @@ def main(names: list[str]) -> int:
     named = [m for m in MUTATIONS if not names or str(m) in names]
     by_tests = [(m, with_tests(m, m.test)[0]) for m in named if m.test]
     for mutation, code in by_tests:
-        verdict = "flagged" if code == 1 else "MISSED "
-        print(f"{verdict}  {mutation.name}  ({mutation.test})")  # noqa: T201
+        print(f"{_verdict(code)}  {mutation.name}  ({mutation.test})")  # noqa: T201
     chosen = [m for m in named if not m.test]
     with auditor() as audited:
         found = [audited(m, m.plan) for m in chosen]
@@ -948,11 +947,14 @@ def main(names: list[str]) -> int:
         if mutation.lattice:
             answer = answer["lattice"]
         bounds = f"{answer['epsilon_lower']:7.3f} against {answer['epsilon']:.3f}"
-        verdict = "flagged" if code == 1 else "MISSED "
-        said = f"{verdict}  {bounds}  {mutation.name}  ({answer['method']})"
+        said = f"{_verdict(code)}  {bounds}  {mutation.name}  ({answer['method']})"
         print(said)  # noqa: T201
     codes = [code for code, _ in found] + [code for _, code in by_tests]
     return int(any(code != 1 for code in codes))
+
+
+def _verdict(code: int) -> str:
+    return "flagged" if code == 1 else "MISSED "
 
 
 if __name__ == "__main__":

@@ -15,4 +15,6 @@ BENCH = "auto_memory"  # For the fixture `bench`.
 def test_numbers_of_the_printed_line(bench: Any, limit: int | None) -> None:
     made = finetune_method.choice(2_370_000_000, 113_000_000, limit, "this machine")
     line = f"jaxdp: --method auto is {made.method}: {made.reason}"
-    assert bench.said(line) == pytest.approx({"dp-lora": 2370, "dpzero": 113}, rel=0.01)
+    assert bench.parse_prediction(line) == pytest.approx(
+        {"dp-lora": 2370, "dpzero": 113}, rel=0.01
+    )

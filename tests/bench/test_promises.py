@@ -1,19 +1,14 @@
 """What the kept figures must still say when a benchmark is run again."""
 
-import functools
-import json
-import pathlib
 from typing import Any
 
 import pytest
 
-KEPT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "results" / "cpu"
+from bench import _kept
 
 
-@functools.cache
 def kept(name: str) -> dict[tuple[str, str], dict[str, Any]]:
-    rows = json.loads((KEPT / f"{name}.json").read_text())["rows"]
-    return {(row["case"], row["metric"]): row for row in rows}
+    return {at: row for at, (row, *_) in _kept.rows(name).items()}
 
 
 @pytest.mark.parametrize(("epsilon", "least"), [("0.5", 0.80), ("2", 0.93)])

@@ -202,7 +202,8 @@ def synthetic_records(
       Codes, int32 (num_records,), independent.
 
     Raises:
-      TypeError: bare keys, or no integer. ValueError: no such histogram or number.
+      TypeError: bare keys, or no integer. ValueError: no such histogram or number, or
+        keys from entropy that a traced function closes over.
 
     Example:
       >>> import jax.numpy as jnp
