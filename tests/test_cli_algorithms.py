@@ -776,14 +776,24 @@ def test_accuracy_follows_from_records_and_budget() -> None:
     assert min(accuracies[2:4]) > accuracies[4]
 
 
+@pytest.mark.filterwarnings("ignore:epsilon=200 lets a release")
 def test_a_plan_that_promises_nothing_may_begin() -> None:
     """Its report says so. One that promises would be refused: it ends at the start."""
-    found: Any = type("Alpha", (float,), {"min_eigenvalue": -1.0})(0.5)
-    plan: Any = SimpleNamespace(theorem=None, curvature_threshold=100.0)
+    recipe = sosp.RECIPE | {"hessian": "released"}
+    problem = sosp.Smooth(4, 1.0, 1.0, 3.0, 6.0, 2.0, 0.4)
+    plan = sosp.make_plan(recipe, problem, num_examples=350, epsilon=200.0, delta=1e-3)
+    assert plan.theorem is None and plan.curvature_threshold is not None
+    found: Any = type("Alpha", (float,), {"min_eigenvalue": -1e-9})(0.5)
     sosp._check_start(found, plan)
-    plan.theorem = SimpleNamespace(promise=SimpleNamespace(alpha=0.25))
+    for certified in (True, False):
+        outcome = {"certified": certified, "ended": "no records", "alpha": None}
+        assert "nothing is promised of such a plan" in sosp._said(plan, outcome, 0.1)
+    promised: Any = SimpleNamespace(
+        theorem=SimpleNamespace(promise=SimpleNamespace(alpha=0.25)),
+        curvature_threshold=plan.curvature_threshold,
+    )
     with pytest.raises(parsing.UsageError, match="so that the run would end there"):
-        sosp._check_start(found, plan)
+        sosp._check_start(found, promised)
 
 
 def test_report_says_what_a_certificate_is_worth() -> None:

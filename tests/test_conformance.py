@@ -478,20 +478,29 @@ def test_noise_comes_from_secret_roots_alone(method: Method) -> None:
 
 
 @ALL
-def test_no_program_holds_the_root_of_secret_noise(method: Method) -> None:
-    """As a constant of it, a compilation cache would write the root into a file."""
+def test_a_state_that_a_traced_function_closes_over_is_refused(method: Method) -> None:
+    """As a constant of a program, a compilation cache would keep its root in a file."""
     rows = jnp.ones(N, bool) if method.reads == "rows" else None
+    data = jax.tree.map(jnp.asarray, method.data)
 
-    def trace(keys: Keys) -> None:
+    def trace(keys: Keys, *, horizon: bool = False) -> None:
         tx = method.make(method.plan, keys)
         state = tx.init(jax.tree.map(jnp.array, method.params))
-        step, data = methods.stepped(method, tx), jax.tree.map(jnp.asarray, method.data)
-        closing = lambda p, k, d: step(state, p, k, 0, d, rows, method.phases[0])  # noqa: E731
-        jax.eval_shape(closing, method.params, keys, data)
+        step = methods.stepped(method, tx)
+
+        def closing(given: Any, params: Any, keys: Any, data: Any) -> Any:
+            own = state._replace(horizon=given) if horizon else state
+            return step(own, params, keys, 0, data, rows, method.phases[0])
+
+        jax.eval_shape(closing, state.horizon, method.params, keys, data)
 
     trace(KEYS)
     with pytest.raises(ValueError, match="state must be an argument of the function"):
         trace(Keys.from_entropy())
+    # Its root is a constant where only its public part is an argument.
+    if "horizon" in method.make(method.plan, KEYS).init(method.params)._fields:
+        with pytest.raises(ValueError, match="state must be an argument"):
+            trace(Keys.from_entropy(), horizon=True)
 
 
 @ALL

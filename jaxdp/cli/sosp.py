@@ -257,9 +257,10 @@ def report(
 
 def _said(plan: plans.SOSP, outcome: dict[str, Any], start: float) -> str:
     """Describes the guarantee of a certificate, or why there is none."""
+    alpha, promised = outcome["alpha"], plan.theorem is not None
     if not outcome["certified"]:
-        return f"none: {outcome['ended']}"
-    alpha = outcome["alpha"]
+        unpromised = "" if promised else "; nothing is promised of such a plan"
+        return f"none: {outcome['ended']}{unpromised}"
     if alpha is None or plan.theorem is None:
         return "an escape from the point failed, but nothing is promised of such a plan"
     # What the plan takes for typical is that of the public records.

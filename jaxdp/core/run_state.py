@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from jaxdp.core import keys as keys_lib
 from jaxdp.core import validate
@@ -148,26 +149,34 @@ def new_horizon(run: Run, *, private: bool) -> Horizon:
     )
 
 
-def advance(run: Run, at: Horizon) -> tuple[jax.Array, Horizon]:
+def advance(run: Run, state: Any) -> tuple[jax.Array, Horizon]:
     """Returns True if the next step may release, and the horizon after it.
 
     ValueError for a state that :func:`check_state_given` refuses.
     """
-    check_state_given(at)
+    check_state_given(state)
+    at = state.horizon
     active = at.count < run.num_steps
     count = at.count + active.astype(jnp.int32)
     return active, at._replace(count=count, exhausted=count >= run.num_steps)
 
 
-def check_state_given(at: Horizon) -> None:
-    """Refuses a state of secret noise that a traced function closes over."""
-    if keys_lib.is_closed_over(at.private) and at.private:
+def check_state_given(state: Any) -> None:
+    """Refuses a state whose secret noise a traced function closes over."""
+    private = state.horizon.private
+    shown = set(map(id, jax.tree.leaves(_without(state, lambda node: node.SECRET))))
+    secret = [x for x in jax.tree.leaves(state) if id(x) not in shown]
+    if not any(map(keys_lib.is_closed_over, [private, *secret])):
+        return
+    if isinstance(private, Tracer) or private:
         raise ValueError(
             "state must be an argument of the function that is traced, got one of a run "
             "with keys from entropy that it closes over: the secret root of its noise "
             "would be a constant of the program, which compilation caches and dumps keep "
             "in files. Give it to the function, step(keys, params, state, ...), once for "
-            "each update: under jax.vmap every row needs a state of an init of its own"
+            "each update: under jax.vmap every row needs a state of an init of its own. "
+            "If a wrapper such as optax.apply_if_finite traces the update, jit the whole "
+            "step"
         )
 
 

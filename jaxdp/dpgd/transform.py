@@ -149,7 +149,7 @@ def dpgd(
         )
         count = state.horizon.count
         records, kept = batches.resolve(run, batch, mask, keys=keys, step=count)
-        active, horizon = run_state.advance(run, state.horizon)
+        active, horizon = run_state.advance(run, state)
         moves = run_state.moving(params, trainable)
         run_state.check_whole_parts(shared, moves)
         part, of_part = moving_part(value_fn, params, moves)

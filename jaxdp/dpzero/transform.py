@@ -376,7 +376,7 @@ def _follow(
 ) -> tuple[Any, DPZeroState]:
     """Applies a step's release to the state: both a run and its replay come here."""
     count = state.horizon.count
-    active, horizon = run_state.advance(numbers.run, state.horizon)
+    active, horizon = run_state.advance(numbers.run, state)
     release = run_state.zero_where_done(active, release)
     made = gradient(numbers, release[: numbers.num_directions], rows, key, params)
     if numbers.isotropic:

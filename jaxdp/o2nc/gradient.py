@@ -155,7 +155,7 @@ def private_oracle(
             step=count,
             phase=phase,
         )
-        active, horizon = run_state.advance(run, state.horizon)
+        active, horizon = run_state.advance(run, state)
         moves = run_state.moving(params, trainable)
         run_state.check_whole_parts(shared, moves)
         where = correlated_noise.place(carried, count)

@@ -114,7 +114,7 @@ def private_prefix_sum(
                 f"{len(kept)} rows; got {rows}"
             )
         _check_shapes(updates, state.total)
-        active, horizon = run_state.advance(run, state.horizon)
+        active, horizon = run_state.advance(run, state)
         where = correlated_noise.place(numbers, state.horizon.count)
         apart = parts.leaves_apart(state.total)
         each = parts.split(updates, _all, apart)

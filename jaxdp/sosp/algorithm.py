@@ -119,7 +119,7 @@ def sosp(
         state: SOSPState, data: Any, *, value_fn: Any
     ) -> tuple[SOSPState, SOSPInfo]:
         batches.check_data(run, data)
-        run_state.check_state_given(state.horizon)
+        run_state.check_state_given(state)
         run_state.refuse_differing(axis_name, state=state, data=data)
         flat, unravel = spiders.flattened(state.point, "sosp")
         size = spiders.slice_size(numbers, flat.size, microbatch_size)

@@ -371,7 +371,7 @@ def private_spider(
         flat, unravel = flattened(params, "private_spider")
         loss = gradients.record_loss(value_fn, unravel)
         query = ask(numbers, state.spider, flat)
-        active, horizon = run_state.advance(run, state.horizon)
+        active, horizon = run_state.advance(run, state)
         active &= ~state.horizon.exhausted & query.fits
         count = jnp.where(active, horizon.count, state.horizon.count)
         horizon = horizon._replace(count=count, exhausted=horizon.exhausted | ~active)

@@ -90,7 +90,7 @@ def saddle_bias_reduced(
     def step(state: SaddleState, data: Any, *, value_fn: Any) -> tuple[Any, Any]:
         run_state.refuse_differing(axis_name, state=state, data=data)
         problem = oracles.as_problem(value_fn)
-        active, horizon = run_state.advance(p.run, state.horizon)
+        active, horizon = run_state.advance(p.run, state)
         count = jnp.minimum(state.horizon.count, len(levels) - 1)
         at = jnp.asarray(levels)[count]
         # Independent draws, for the highest level; a lower one uses the first of them. The

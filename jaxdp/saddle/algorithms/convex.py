@@ -130,7 +130,7 @@ def simplex_convex(
         run_state.refuse_differing(axis_name, state=state, data=data)
         problem = oracles.as_problem(value_fn)
         (domain,) = players.domains(problem, p.dim)
-        active, horizon = run_state.advance(run, state.horizon)
+        active, horizon = run_state.advance(run, state)
         count = state.horizon.count
         drawn = jnp.where(active, _drawn(p, state, count), state.drawn)
         seen = drawn[_point_in_use(count, p.refresh_every)]

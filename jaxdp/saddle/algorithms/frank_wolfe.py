@@ -110,7 +110,7 @@ def frank_wolfe(
         run_state.refuse_differing(axis_name, state=state, data=data)
         problem = oracles.as_problem(value_fn)
         (domain,) = players.domains(problem, p.dim)
-        active, horizon = run_state.advance(p.run, state.horizon)
+        active, horizon = run_state.advance(p.run, state)
         count = state.horizon.count
         first = jnp.zeros_like(count) if p.full_batch else count * size
         records, mask = players.batch(p.run, data, first, size, active)

@@ -121,7 +121,7 @@ def saddle_mirror_descent(
         run_state.refuse_differing(axis_name, state=state, data=data)
         problem = oracles.as_problem(value_fn)
         domain_x, domain_y = players.domains(problem, *p.dims)
-        active, horizon = run_state.advance(p.run, state.horizon)
+        active, horizon = run_state.advance(p.run, state)
         count = state.horizon.count
         key_x, key_y = (keys_lib.at_step(root, count) for root in state.roots)
         # Independent draws: the last one is for the output.

@@ -142,7 +142,7 @@ def mwem(plan: Any, keys: keys_lib.Keys) -> Algorithm:
             raise ValueError(f"value_fn must be the plan's queries, got {value_fn!r}")
         queries_lib.check_codes(data)
         batches.check_data(p.run, data)
-        active, horizon = run_state.advance(p.run, state.horizon)
+        active, horizon = run_state.advance(p.run, state)
         count, size = state.horizon.count, queries.domain_size
         cells = jax.lax.cond(
             count == 0,

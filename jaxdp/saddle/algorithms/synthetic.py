@@ -121,7 +121,7 @@ def synthetic_data(plan: Any, keys: keys_lib.Keys) -> Algorithm:
         validate.instance(Queries, value_fn=queries)
         _check(p, queries)
         batches.check_data(p.run, data)
-        active, horizon = run_state.advance(p.run, state.horizon)
+        active, horizon = run_state.advance(p.run, state)
         count = state.horizon.count
         totals = jax.lax.cond(
             count == 0, lambda: queries.totals(data) << finer, lambda: state.totals
