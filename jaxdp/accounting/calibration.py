@@ -100,10 +100,10 @@ def _estimated(
 ) -> tuple[float, float] | None:
     """Estimates the logarithm of the noise, and the slope of log epsilon there.
 
-    Takes secant steps through cheap estimates. Returns None where there are none. The
-    result only says where to look.
+    Takes secant steps through cheap estimates, and none back to where the cost was
+    infinite. Returns None where there are no estimates. The result only says where to look.
     """
-    slope, reached = -1.2, math.inf
+    slope, floor = -1.2, -math.inf
     for coarser, close in _COARSER:
         before: tuple[float, float] | None = None
         for _ in range(8):
@@ -112,24 +112,22 @@ def _estimated(
                 spent = spending.estimated_epsilon(*guarantee, delta, coarser)
             except OverflowError:  # Of a loss below a coarse grid's interval.
                 return None
-            if spent in (
-                0,
-                math.inf,
-            ):  # Far off: the guess is of no use where it is small.
+            # Far off: the guess is of no use where it is small.
+            if spent in (0, math.inf):
+                floor = max(floor, log_noise) if spent else floor
                 log_noise += 0.5 if spent else -0.5
                 continue
             if not spent > 0:
                 return None
             over = math.log(spent / epsilon) + _LEFT / 2
-            if before is None and abs(over) > 10 * reached:
-                return None  # Coarser grids are too coarse for such small losses.
             slope = _secant(before, (log_noise, over), slope)
             before = log_noise, over
             move = min(max(-over / slope, -1.0), 1.0)
+            if log_noise + move <= floor:
+                move = (floor - log_noise) / 2
             log_noise += move
             if abs(move) < close:
                 break
-        reached = close
     return log_noise, slope
 
 

@@ -265,6 +265,26 @@ def test_guesses_that_are_far_off_and_small_losses_take_few_tables():
     assert 1 - 1e-4 <= accounting.epsilon(*rare(noise), 1e-8) <= 1.0
 
 
+def test_small_losses_of_truncated_samples_take_few_tables():
+    """Four full tables at most, after coarse grids; eight were needed."""
+
+    def rare(m: float) -> accounting.Guarantee:
+        return accounting.truncated_poisson_gaussian(
+            m,
+            10_000,
+            sampling_prob=1e-3,
+            num_examples=100_000,
+            max_batch_size=160,
+            relation="add_or_remove",
+        )
+
+    full = spending._composed
+    full.cache_clear()
+    noise = accounting.calibrate_noise_multiplier(rare, 1.0, DELTA)
+    assert full.cache_info().misses <= 4
+    assert 1 - 1e-5 <= accounting.epsilon(*rare(noise), DELTA) <= 1.0
+
+
 def test_budgets_of_next_to_no_noise_are_calibrated():
     """Grids grew with the square of an estimate that is far above the truth there."""
 
