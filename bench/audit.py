@@ -14,6 +14,9 @@ The lattice adversary looks at the low digits of what a plan releases in its fir
 with the noise of the whole plan: its bound is to be 0, and the p-value of the digits of no
 release below 5e-7 over their number.
 
+The private gap and the private Goldstein bound are released without a plan of their own; of
+a search the law of the number of trials is enumerated, and has no runs.
+
 One draw at d = 4096 is enumerated, from scores that spread over 60 octaves and neighbours
 3.5e-3 apart: for the integers of the certified sampler, the ratio is the range of the
 logarithms of the two laws' ratio over what is accounted; for a float32 inverse CDF it is
@@ -25,7 +28,7 @@ from typing import Any
 from bench import _harness, _vertex_laws
 from bench._lattice_plans import LATTICE_PLANS
 from jaxdp import auditing, plans, sampling
-from jaxdp.auditing import draws
+from jaxdp.auditing import draws, functions
 from jaxdp.kernels import simplex
 
 #: name -> changes to the common plan, and its epsilon.
@@ -135,9 +138,22 @@ def run(quick: bool) -> list[_harness.Row]:
         rows.append(_row("SyntheticData, 32 queries, 8 steps", runs, _synthetic()))
         rows.append(_row("FrankWolfe, full batch, 4 steps", runs, _frank_wolfe()))
         rows += [_row(case, runs, _mwem(*MWEM[case])) for case in MWEM]
+    rows += _functions(quick)
     cases = LATTICES[: 2 if quick else None]
     rows += [row for name in cases for row in _lattice(name, 200 if quick else 2000)]
     return rows + _enumerated()
+
+
+def _functions(quick: bool) -> list[_harness.Row]:
+    """Rows of what is released without a plan of its own."""
+    gaps, bounds = (400, 20_000) if quick else (5000, 250_000)
+    gap = functions.private_gap(gaps)
+    bound = functions.private_goldstein(bounds)
+    return [
+        _bound(f"private gap, {gaps} runs", gap),
+        _bound(f"private Goldstein bound, {bounds} runs", bound),
+        _bound("search, 8 trials on average", functions.tune()),
+    ]
 
 
 def _lattice(name: str, runs: int) -> list[_harness.Row]:
@@ -295,10 +311,13 @@ def _mwem(num_steps: int, num_start: int) -> plans.MWEM:
 
 
 def _row(case: str, runs: int, plan: Any) -> _harness.Row:
-    found = auditing.audit(plan, num_runs=runs)
+    return _bound(f"{case}, {runs} runs", auditing.audit(plan, num_runs=runs))
+
+
+def _bound(case: str, found: auditing.AuditResult) -> _harness.Row:
     canary = found.canary.split(", against")[0]
     return _harness.Row(
-        f"{case}, {runs} runs",
+        case,
         "lower bound on epsilon",
         found.epsilon_lower,
         "",

@@ -214,7 +214,7 @@ def tune(
         )
 
     num = len(candidates)
-    index, result = _best(run, score_fn, keys, num, mean_trials, shape)
+    index, result = _best(run, score_fn, keys, _coins(keys), num, mean_trials, shape)
     finite = math.isfinite(spent)
     report = result.report | {
         "epsilon": float(spent) if finite else None,
@@ -354,10 +354,16 @@ def _trace(
     jax.eval_shape(step, params, data)
 
 
+def _coins(keys: keys_lib.Keys) -> noise.Coins:
+    """Returns the coins of a search: how many trials there are, and of which candidates."""
+    return noise.Coins(keys_lib.exact_noise_secret(keys), "tune")
+
+
 def _best(
     run: Callable[[int, keys_lib.Keys], Any],
     score_fn: Callable[[Any], float],
     keys: keys_lib.Keys,
+    coins: noise.Coins,
     num_candidates: int,
     mean_trials: float,
     shape: float,
@@ -366,7 +372,6 @@ def _best(
 
     The trials are exchangeable, so that to take the first of equal scores is to take any.
     """
-    coins = noise.Coins(keys_lib.exact_noise_secret(keys), "tune")
     best: list[tuple[float, int, Any]] = []
     for trial in range(_num_trials(coins, mean_trials, shape)):
         index = coins.below(num_candidates)

@@ -54,6 +54,9 @@ def _release(updates: Any, state: Any) -> Any:
     return state.release
 
 
+SGD = optax.sgd(0.1)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Method:
     """A method: its plan, its constructor, a small problem, and its bound.
@@ -73,6 +76,7 @@ class Method:
       reads: ``rows`` (raw rows and a mask), ``batch`` (of ``jaxdp.sampling``) or ``data``.
       fits: whether ``jaxdp.fit`` runs it.
       gradients: whether its updates are gradients, which an optimizer follows.
+      follows: that optimizer; what it keeps does not change its steps.
       non_private: gradient of the method without noise and clip.
       bare: the plan before its noise was chosen, where no field says that there is none.
       points: releases, of the first steps, that no direction root decides. None: all.
@@ -90,6 +94,7 @@ class Method:
     reads: str = "batch"
     fits: bool = True
     gradients: bool = False
+    follows: optax.GradientTransformation = SGD
     non_private: Callable[[Any, Any, Any], Any] | None = None
     bare: Any = None
     points: int | None = None
@@ -106,7 +111,7 @@ class Method:
     @property
     def optimizer(self) -> optax.GradientTransformation | None:
         """Optimizer that ``fit`` is given."""
-        return SGD if self.gradients else None
+        return self.follows if self.gradients else None
 
     def neighbours(self, place: int) -> tuple[Any, Any]:
         """Data sets that differ in one record, which is as steep as can be in both.
@@ -127,7 +132,6 @@ class Method:
         return both(1.0), both(-1.0 if replaced else math.nan)
 
 
-SGD = optax.sgd(0.1)
 #: Traces of each phase's step.
 COUNTS: dict[Method, dict[str, int]] = {}
 
@@ -188,8 +192,9 @@ def moved(method: Method, params: Any, updates: Any) -> Any:
     """The next point of a run by hand."""
     if method.plan.runs_algorithm and not method.gradients:
         return params
-    rate = -0.1 if method.gradients else 1.0
-    return jax.tree.map(lambda p, u: p + rate * u, params, updates)
+    if method.gradients:
+        updates, _ = method.follows.update(updates, method.follows.init(params), params)
+    return optax.apply_updates(params, updates)
 
 
 def steps(
@@ -517,10 +522,23 @@ TABLE = plans.MWEM(
     num_start=2,
 ).calibrate(epsilon=5.0, delta=1e-5)
 
+#: Gradients of both players of a game, clipped together.
+SGDA = dataclasses.replace(
+    GRADIENT_MAKERS[-1],
+    name="dp_sgda",
+    data=(UNIT, -UNIT),
+    silent=(NAN, NAN),
+    value_fn=GAME,
+    params=(jnp.ones(D) / D, jnp.ones(D) / D),
+    follows=jaxdp.descent_ascent(0.1, 0.1),
+    non_private=None,
+)
+
 METHODS = (
     *GRADIENT_MAKERS,
     TUNED,
     TUNED_GRADIENTS,
+    SGDA,
     Method(
         "mwem",
         TABLE,

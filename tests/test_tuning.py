@@ -134,7 +134,9 @@ def test_trials_are_independent_draws_and_the_best_is_kept() -> None:
             seen.append((index, secret))
             return seen[-1]
 
-        best = tuning._best(run, lambda r: r[1][0], Keys.insecure(seed), 3, 2.0, 1.0)
+        keys = Keys.insecure(seed)
+        given = (keys, tuning._coins(keys), 3, 2.0, 1.0)
+        best = tuning._best(run, lambda r: r[1][0], *given)
         top = max(secret[0] for _, secret in seen)
         first = next(item for item in seen if item[1][0] == top)
         assert best == (first[0], first)
@@ -157,7 +159,7 @@ def test_as_many_trials_are_made_as_the_keys_draw() -> None:
         coins = noise.Coins(keys_lib.exact_noise_secret(keys), "tune")
         drawn.append(tuning._num_trials(coins, 3.0, 0.5))
         run = lambda index, _, runs=runs: runs.append(index)  # noqa: E731
-        tuning._best(run, lambda _: 0.0, keys, 2, 3.0, 0.5)
+        tuning._best(run, lambda _: 0.0, keys, tuning._coins(keys), 2, 3.0, 0.5)
         made.append(len(runs))
     assert made == drawn
     assert len(set(made)) > 3
@@ -331,6 +333,7 @@ def test_nan_is_worst_and_the_first_of_equals_wins(
         lambda index, keys: next(order),
         scores.__getitem__,
         Keys.insecure(0),
+        tuning._coins(Keys.insecure(0)),
         2,
         3.0,
         1.0,

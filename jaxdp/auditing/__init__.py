@@ -25,6 +25,8 @@ an audit, and hides nothing. (``tests/auditing`` plants it.)
 * :mod:`jaxdp.auditing.short_run`, :mod:`jaxdp.auditing.second_order`: the same for plans
   whose queries depend on what was released, and a short run in which they are known;
 * :mod:`jaxdp.auditing.draws`: one of those draws, its law enumerated;
+* :mod:`jaxdp.auditing.functions`: what is released without a plan that could be audited:
+  the private gap and Goldstein bound, and the best of a random number of trials;
 * :mod:`jaxdp.auditing.grid_releases`, :mod:`jaxdp.auditing.residues`: what is released, as
   integers of its grid, and whether their low digits show the sum
   (:func:`jaxdp.auditing.lattice`);

@@ -162,17 +162,33 @@ def audit(
     rule = cases.rule_of(plan, delta, accounted, failure_prob)
     plan = case.prepared(plan)
     found = bounds.tested(_attempts(case, plan, lifted, num_runs, seed, rule), rule)
+    return result_of(
+        found, rule, accounted, delta, num_runs, num_steps=plan.num_steps, unit=unit
+    )
+
+
+def result_of(
+    found: bounds.Tested,
+    rule: bounds.Rule,
+    accounted: float,
+    delta: float,
+    num_runs: int,
+    *,
+    num_steps: int = 1,
+    unit: str = "record",
+) -> AuditResult:
+    """Returns the result of an attack that was tested, beside what is accounted."""
     return AuditResult(
         epsilon_lower=found.epsilon_lower,
         epsilon=float(accounted),
         delta=delta,
-        failure_prob=failure_prob,
+        failure_prob=rule.failure_prob,
         method=f"{found.attempt.attack}, {found.how}",
         canary=found.attempt.canary,
         num_runs=num_runs,
         num_tested=len(found.attempt.first),
         unit=unit,
-        num_steps=plan.num_steps,
+        num_steps=num_steps,
         false_positive_rate=found.false_positive,
         false_negative_rate=found.false_negative,
     )

@@ -179,13 +179,7 @@ def private_goldstein(
     validate.integer(num_points=num_points)
     validate.probability(failure_probability=failure_probability)
     keys_lib.check(keys)
-    plan = DPGD(
-        num_examples=num_examples,
-        num_steps=1,
-        sampling=sampling.FullBatch(),
-        relation=relation,
-        l2_clip_norm=l2_clip_norm,
-    ).with_noise(noise_multiplier=noise_multiplier)
+    plan = plan_of(num_examples, relation, l2_clip_norm, noise_multiplier)
     if budget is not None:
         validate.instance(ReleaseBudget, budget=budget)
     elif delta is not None:
@@ -202,16 +196,10 @@ def private_goldstein(
     if microbatch_size is None:
         microbatch_size = max(1, min(rows, _NUMBERS // flat.size))
     validate.integer(microbatch_size=microbatch_size)
-    key = keys_lib.stream(keys.direction, "points", 0, plan.run.context)
-    points = sphere.directions(key, x, law="ball", num=num_points)
-    losses = _at_points(value_fn, points, reach / math.sqrt(flat.size))
-    tx: Any = plan.transform(keys, microbatch_size=microbatch_size)
+    how = {"reach": reach, "num_points": num_points, "microbatch_size": microbatch_size}
+    tx, release = step_of(plan, keys, x, value_fn, **how)
     if budget is not None:
         keys_lib.check_unspent(keys, "run")
-
-    def release(state: Any, data: Any) -> Any:
-        return tx.update(None, state, x, value_fn=losses, batch=data)[0]
-
     shapes = tx.init(jax.eval_shape(lambda: x))  # Of outlines: it spends no keys.
     # What raises, raises before anything is spent.
     jax.eval_shape(release, shapes, data)
@@ -220,6 +208,42 @@ def private_goldstein(
         budget.reserve(plan, what="private goldstein", delta=delta, unit=unit)
     released = jax.jit(release)(tx.init(x), data)
     return _bounded(released, plan, flat.size, failure_probability)
+
+
+def plan_of(
+    num_examples: int, relation: Relation, l2_clip_norm: float, noise_multiplier: float
+) -> DPGD:
+    """Returns the plan whose one step a bound releases."""
+    return DPGD(
+        num_examples=num_examples,
+        num_steps=1,
+        sampling=sampling.FullBatch(),
+        relation=relation,
+        l2_clip_norm=l2_clip_norm,
+    ).with_noise(noise_multiplier=noise_multiplier)
+
+
+def step_of(
+    plan: DPGD,
+    keys: keys_lib.Keys,
+    x: Any,
+    value_fn: ValueFn,
+    *,
+    reach: float,
+    num_points: int,
+    microbatch_size: int,
+) -> tuple[Any, Callable[[Any, Any], Any]]:
+    """Returns the transformation of the step, and its release ``(state, data) -> tree``."""
+    key = keys_lib.stream(keys.direction, "points", 0, plan.run.context)
+    points = sphere.directions(key, x, law="ball", num=num_points)
+    size = ravel_pytree(x)[0].size
+    losses = _at_points(value_fn, points, reach / math.sqrt(size))
+    tx: Any = plan.transform(keys, microbatch_size=microbatch_size)
+
+    def release(state: Any, data: Any) -> Any:
+        return tx.update(None, state, x, value_fn=losses, batch=data)[0]
+
+    return tx, release
 
 
 def norm_limit(norm: float, std: float, dim: int, failure: float) -> float:

@@ -144,7 +144,8 @@ USERS = "jaxdp/data/users.py"
 SLOPES_OF_PART = "        some, kept = part\n"
 
 GAP = "jaxdp/saddle/private_gap.py"
-TESTS_OF_GAP = "tests/metrics/test_duality_gap.py"
+GOLDSTEIN = "jaxdp/metrics/private_goldstein.py"
+AUDITS_OF_FUNCTIONS = "tests/auditing/test_functions.py"
 PREFIX_SUM = "jaxdp/o2nc/prefix_sum_plan.py"
 TESTS_OF_SUMS = "tests/o2nc/test_plan.py"
 TUNING = "jaxdp/tuning.py"
@@ -790,14 +791,38 @@ MUTATIONS = (
         GAP,
         "noise.discrete_gaussian(coins, std, 1)",
         "noise.discrete_gaussian(coins, std // 2, 1)",
-        test=f"{TESTS_OF_GAP}::test_noise_and_guarantee",
+        test=f"{AUDITS_OF_FUNCTIONS}::test_private_gap",
     ),
     Mutation(
         "sensitivity of add-or-remove for a private gap under replace-one",
         GAP,
         "kappa = accounting.sensitivity(relation, 1.0)",
         'kappa = accounting.sensitivity("add_or_remove", 1.0)',
-        test=f"{TESTS_OF_GAP}::test_sensitivity_is_a_bound_and_reached",
+        test=f"{AUDITS_OF_FUNCTIONS}::test_private_gap",
+    ),
+    Mutation(
+        "noise of the private gap from the direction root",
+        GAP,
+        "noise.Coins(keys_lib.exact_noise_secret(keys), ",
+        f"noise.Coins({PUBLIC}, ",
+        test=f"{AUDITS_OF_FUNCTIONS}::test_private_gap",
+    ),
+    Mutation(
+        "noise of a Goldstein bound from the direction root",
+        GOLDSTEIN,
+        "    tx: Any = plan.transform(keys, microbatch_size=microbatch_size)\n",
+        "    root = jax.numpy.tile(jax.random.key_data(keys.direction), 2)\n"
+        "    noise = keys_lib.threefry.secret_key(root)\n"
+        "    keys = keys_lib.dataclasses.replace(keys, noise=noise)\n"
+        "    tx: Any = plan.transform(keys, microbatch_size=microbatch_size)\n",
+        test=f"{AUDITS_OF_FUNCTIONS}::test_private_goldstein",
+    ),
+    Mutation(
+        "sensitivity of zero-out for a Goldstein bound under replace-one",
+        GOLDSTEIN,
+        "        relation=relation,\n",
+        '        relation="zero_out",\n',
+        test=f"{AUDITS_OF_FUNCTIONS}::test_private_goldstein",
     ),
     Mutation(
         "a record of several passes charged for one column",
@@ -827,7 +852,21 @@ MUTATIONS = (
         TUNING,
         "range(_num_trials(coins, mean_trials, shape))",
         "range(round(mean_trials))",
-        test="tests/test_tuning.py::test_as_many_trials_are_made_as_the_keys_draw",
+        test=f"{AUDITS_OF_FUNCTIONS}::test_tune",
+    ),
+    Mutation(
+        "at least as many trials as candidates",
+        TUNING,
+        "range(_num_trials(coins, mean_trials, shape))",
+        "range(max(_num_trials(coins, mean_trials, shape), num_candidates))",
+        test=f"{AUDITS_OF_FUNCTIONS}::test_tune",
+    ),
+    Mutation(
+        "a search charged as one trial",
+        TUNING,
+        "return accounting.repeat_and_select(one, mean=mean_trials, shape=shape)",
+        "return one",
+        test=f"{AUDITS_OF_FUNCTIONS}::test_tune",
     ),
     Mutation(
         "all trials with the keys of the first",
