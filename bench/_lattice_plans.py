@@ -30,8 +30,8 @@ def _dpgd(**changes: Any) -> Any:
     return plans.DPGD(**_COMMON | changes).calibrate(epsilon=1.0, delta=1e-5)
 
 
-def _prefix_sum(name: str, sampler: Any) -> Any:
-    changes = {"sampling": sampler, "num_steps": 400}
+def _prefix_sum(name: str, sampler: Any, **changes: Any) -> Any:
+    changes |= {"sampling": sampler, "num_steps": 400}
     return plans.PrefixSum(**_COMMON | changes, prefix_noise=name).calibrate(
         epsilon=0.2, delta=1e-5
     )
@@ -121,6 +121,11 @@ LATTICE_PLANS: dict[str, Any] = {
     "PrefixSum, passes of one order": _prefix_sum("blt_3", sampling.CyclicEpochs(1)),
     "PrefixSum, sampled bands": _prefix_sum(
         "sqrt_toeplitz", sampling.CyclicPoisson(num_groups=4, sampling_prob=0.5)
+    ),
+    "PrefixSum, optimised bands": _prefix_sum(
+        "toeplitz",
+        sampling.CyclicPoisson(num_groups=4, sampling_prob=0.5),
+        coefficients=(1.0, 0.846, 0.782, 0.711),
     ),
     "O2NC, values, buffers": _o2nc({"prefix_noise": "blt_2"}),
     "O2NC, values, tree": _o2nc({"prefix_noise": "tree"}),

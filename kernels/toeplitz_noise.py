@@ -8,6 +8,7 @@ The interface is :class:`jaxdp.kernels.prefix_noise.PrefixNoise`.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -209,46 +210,20 @@ class Independent(_Toeplitz):
 
 
 @dataclasses.dataclass(frozen=True)
-class SquareRoot(_Toeplitz):
-    """C is the square root of the matrix of ones: 1, 1/2, 3/8, 5/16, ...
+class _Stored(_Toeplitz):
+    """Base of the kernels that keep the last increments, as many as C has bands below one.
 
-    Close to the least possible worst variance, for the memory of a whole period. Of a
-    banded C the coefficients beyond the bands are 0: steps that are ``bands`` or more apart
-    have nothing in common, at the memory of so many increments.
-
-    State: ``bands - 1`` rows (``period - 1`` without bands; at least one) of two words for
-    each leaf, the last increments.
-
-    Attributes:
-      period: steps of one period.
-      bands: how many coefficients are not 0; None for all.
-
-    Example:
-      >>> from jaxdp.kernels import toeplitz_noise
-      >>> kernel = toeplitz_noise.SquareRoot(period=4)
-      >>> kernel.coefficients().round(4).tolist()
-      [1.0, 0.5, 0.375, 0.3125]
-      >>> kernel.strategy().shape
-      (4, 4)
-      >>> toeplitz_noise.SquareRoot(period=4, bands=2).coefficients().tolist()
-      [1.0, 0.5, 0.0, 0.0]
-
-    References:
-      H. Fichtenberger, M. Henzinger, J. Upadhyay, Constant matters, 2023; N. Kalinin,
-      C. Lampert, Banded square root matrix factorization, 2024.
+    State: ``bands - 1`` rows (at least one) of two words for each leaf.
     """
-
-    bands: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.bands is not None:
-            node_noise.check_period(self.bands, "bands")
 
     @property
     def _lags(self) -> int:
         """Number of earlier increments that a step reads."""
-        return min(self.bands or self.period, self.period) - 1
+        raise NotImplementedError
+
+    def _below_one(self) -> np.ndarray:
+        """Returns c_1, c_2, ... before they are rounded, float64 (at least _lags,)."""
+        raise NotImplementedError
 
     def init(self, like: Any) -> Any:
         """Returns zeros; no step reads a row before it was written in the same period.
@@ -312,7 +287,7 @@ class SquareRoot(_Toeplitz):
         return self._lags * ULP
 
     def coefficients(self) -> np.ndarray:
-        """Returns those of ``(1 - x)**-0.5``, rounded.
+        """Returns the first column of C as it is used: multiples of ``2**-32``.
 
         Example:
           >>> from jaxdp.kernels import toeplitz_noise
@@ -320,6 +295,73 @@ class SquareRoot(_Toeplitz):
           [1.0, 0.5, 0.375, 0.3125]
         """
         return np.concatenate([np.ones(1), self._numerators()[1:] * ULP])
+
+    def inverse_coefficients(self) -> np.ndarray:
+        """Solves ``C d = e_0`` step by step.
+
+        No error grows: coefficients that fall have zeros outside of the unit circle alone.
+
+        Example:
+          >>> from jaxdp.kernels import toeplitz_noise
+          >>> kernel = toeplitz_noise.Banded(period=4, column=(1.0, 0.5))
+          >>> kernel.inverse_coefficients().tolist()
+          [1.0, -0.5, 0.25, -0.125]
+        """
+        c = self.coefficients()[1 : self._lags + 1][::-1]
+        d = np.zeros(self._lags + self.period)  # Zeros before the first.
+        d[self._lags] = 1.0
+        for t in range(self._lags + 1, len(d)):
+            d[t] = -c @ d[t - self._lags : t]
+        return d[self._lags :]
+
+    def _numerators(self) -> np.ndarray:
+        """Returns the coefficients over ``2**-32``, uint32; 0 for the first, which is 1."""
+        below_one = np.zeros(self.period)
+        below_one[1 : self._lags + 1] = self._below_one()[: self._lags]
+        # The largest below one in place of what rounds to it: 32 bits do not hold one.
+        return np.minimum(np.rint(ONE * below_one), ONE - 1).astype(np.uint32)
+
+
+@dataclasses.dataclass(frozen=True)
+class SquareRoot(_Stored):
+    """C is the square root of the matrix of ones: 1, 1/2, 3/8, 5/16, ...
+
+    Close to the least possible worst variance, for the memory of a whole period. Of a
+    banded C the coefficients beyond the bands are 0: steps that are ``bands`` or more apart
+    have nothing in common, at the memory of so many increments.
+
+    State: ``bands - 1`` rows (``period - 1`` without bands; at least one) of two words for
+    each leaf, the last increments.
+
+    Attributes:
+      period: steps of one period.
+      bands: how many coefficients are not 0; None for all.
+
+    Example:
+      >>> from jaxdp.kernels import toeplitz_noise
+      >>> kernel = toeplitz_noise.SquareRoot(period=4)
+      >>> kernel.coefficients().round(4).tolist()
+      [1.0, 0.5, 0.375, 0.3125]
+      >>> kernel.strategy().shape
+      (4, 4)
+      >>> toeplitz_noise.SquareRoot(period=4, bands=2).coefficients().tolist()
+      [1.0, 0.5, 0.0, 0.0]
+
+    References:
+      H. Fichtenberger, M. Henzinger, J. Upadhyay, Constant matters, 2023; N. Kalinin,
+      C. Lampert, Banded square root matrix factorization, 2024.
+    """
+
+    bands: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bands is not None:
+            node_noise.check_period(self.bands, "bands")
+
+    @property
+    def _lags(self) -> int:
+        return min(self.bands or self.period, self.period) - 1
 
     def inverse_coefficients(self) -> np.ndarray:
         """Returns those of ``(1 - x)**0.5``, corrected for rounded coefficients of C.
@@ -331,36 +373,90 @@ class SquareRoot(_Toeplitz):
           [1.0, -0.5, -0.125, -0.0625]
         """
         if self._lags < self.period - 1:
-            return self._solved()
+            return super().inverse_coefficients()
         lag = np.arange(1, self.period)
         exact = np.concatenate([np.ones(1), np.cumprod((2 * lag - 3) / (2 * lag))])
         # To first order in the error E: -C^-1 E C^-1, of which C^-2 is 1 - x. The second
         # order is below the precision of float64.
-        error = self.coefficients() - self._exact()
-        return exact - np.diff(error, prepend=0.0)
+        error = self.coefficients()[1:] - self._below_one()
+        return exact - np.diff(error, prepend=[0.0, 0.0])
 
-    def _exact(self) -> np.ndarray:
+    def _below_one(self) -> np.ndarray:
         """Solves ``c_l = c_{l-1} (2 l - 1) / (2 l)``."""
         lag = np.arange(1, self.period)
-        return np.concatenate([np.ones(1), np.cumprod((2 * lag - 1) / (2 * lag))])
+        return np.cumprod((2 * lag - 1) / (2 * lag))
 
-    def _solved(self) -> np.ndarray:
-        """Solves ``C d = e_0`` step by step.
 
-        No error grows: coefficients that fall have zeros outside of the unit circle alone.
-        """
-        c = self.coefficients()[1 : self._lags + 1][::-1]
-        d = np.zeros(self._lags + self.period)  # Zeros before the first.
-        d[self._lags] = 1.0
-        for t in range(self._lags + 1, len(d)):
-            d[t] = -c @ d[t - self._lags : t]
-        return d[self._lags :]
+@dataclasses.dataclass(frozen=True)
+class Banded(_Stored):
+    """C has a first column of its own, that falls from 1 to 0 over a few bands.
 
-    def _numerators(self) -> np.ndarray:
-        """Returns the coefficients over ``2**-32``, uint32; 0 for the first, which is 1."""
-        below_one = np.concatenate([np.zeros(1), self._exact()[1:]])
-        below_one[self._lags + 1 :] = 0
-        return np.rint(ONE * below_one).astype(np.uint32)
+    No number is negative, so that one record that is read again moves ``C x`` by no more
+    than :meth:`repeated_norm`, whatever the numbers are; and none is larger than the one
+    before it, so that no draw grows as it is carried on. They are rounded to multiples of
+    ``2**-32`` below 1, and the norms are those of the rounded numbers.
+
+    State: a row of two words for each leaf and number after the first, at least one.
+
+    Attributes:
+      period: steps of one period.
+      column: 1 and the numbers after it; those beyond the period are not used.
+
+    Example:
+      >>> from jaxdp.kernels import toeplitz_noise
+      >>> kernel = toeplitz_noise.Banded(period=4, column=(1.0, 0.75, 0.5))
+      >>> kernel.coefficients().tolist()
+      [1.0, 0.75, 0.5, 0.0]
+      >>> round(kernel.repeated_norm(3) ** 2, 6)
+      2.8125
+
+    References:
+      C. Choquette-Choo, A. Ganesh, R. McKenna, H. B. McMahan, K. Rush, A. Thakurta,
+      Z. Xu, (Amplified) Banded Matrix Factorization, 2023.
+    """
+
+    column: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "column", falling(self.column, "column"))
+
+    @property
+    def bands(self) -> int:
+        """Number of coefficients that may not be 0."""
+        return self._lags + 1
+
+    @property
+    def _lags(self) -> int:
+        return min(len(self.column), self.period) - 1
+
+    def _below_one(self) -> np.ndarray:
+        return np.array(self.column[1:], np.float64)
+
+
+def falling(column: Sequence[float], name: str) -> tuple[float, ...]:
+    """Returns a first column of :class:`Banded`, checked.
+
+    Raises:
+      ValueError: it does not begin with 1, or a number is negative, or larger than the one
+        before it.
+
+    Example:
+      >>> from jaxdp.kernels import toeplitz_noise
+      >>> toeplitz_noise.falling([1, 0.5, 0.25], "column")
+      (1.0, 0.5, 0.25)
+      >>> toeplitz_noise.falling([1, 0.5, 0.75], "column")
+      Traceback (most recent call last):
+          ...
+      ValueError: column must fall from 1, with no number below 0, got (1.0, 0.5, 0.75)
+    """
+    numbers = tuple(map(float, column))
+    pairs = zip(numbers, (*numbers[1:], 0.0), strict=True)
+    if not (numbers[:1] == (1.0,) and all(a >= b for a, b in pairs)):
+        raise ValueError(
+            f"{name} must fall from 1, with no number below 0, got {numbers}"
+        )
+    return numbers
 
 
 @dataclasses.dataclass(frozen=True)

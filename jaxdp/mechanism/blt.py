@@ -45,9 +45,13 @@ class BLTNumbers:
             object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
 
 
-def check_names(name: str, numbers: BLTNumbers | None) -> None:
+def check_names(
+    name: str,
+    numbers: BLTNumbers | None,
+    names: tuple[str, ...] = prefix_noise.NAMES,
+) -> None:
     """Checks a plan's ``prefix_noise`` and its ``blt_numbers`` against each other."""
-    validate.one_of(prefix_noise.NAMES, prefix_noise=name)
+    validate.one_of(names, prefix_noise=name)
     if numbers is None:
         return
     validate.instance(BLTNumbers, blt_numbers=numbers)

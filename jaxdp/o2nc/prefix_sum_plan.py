@@ -1,7 +1,7 @@
 """The plan of private prefix sums of bounded updates."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import optax
@@ -17,10 +17,11 @@ from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Description
 from jaxdp.mechanism.sum_plan import SumPlan, noise_on_each
 from jaxdp.mechanism.sums import CorrelatedSums
+from jaxdp.o2nc.bands import optimised_bands
 from jaxdp.o2nc.prefix_sum import private_prefix_sum
 
-#: The kernel that can be cut to bands.
-_BANDED = "sqrt_toeplitz"
+#: The kernel that can be cut to bands, and the one whose bands are the plan's numbers.
+_BANDED, _OWN = "sqrt_toeplitz", "toeplitz"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,13 +39,17 @@ class PrefixSum(SumPlan):
       sampling: ``SinglePass``, ``ShuffledEpochs``, ``CyclicEpochs`` or ``CyclicPoisson``.
       prefix_noise: the name of the noise's matrix C, one of
         ``jaxdp.kernels.prefix_noise.NAMES``; with ``CyclicEpochs`` of its ``REPEATABLE``,
-        with ``CyclicPoisson`` ``"sqrt_toeplitz"`` or ``"independent"``.
+        with ``CyclicPoisson`` ``"sqrt_toeplitz"`` or ``"independent"``; and ``"toeplitz"``
+        with all of them, whose C is given by ``coefficients``.
       blt_numbers: of a buffered Toeplitz C, in place of those that ship for the name; see
         :meth:`with_optimised_noise`.
       period: steps from one restart of the noise to the next; None is a whole pass, and
         with cyclic samplers the whole run.
       bands: of ``"sqrt_toeplitz"``, over how many steps noise is correlated; None is all of
         a period, and with ``CyclicPoisson`` its ``num_groups``, the most that it allows.
+      coefficients: of ``"toeplitz"``, the first column of C: numbers that fall from 1, one
+        for each band; see :meth:`with_optimised_bands`. They are public, and C is what they
+        say: the noise follows from them, and no choice of them costs privacy.
 
     Example:
       >>> import jaxdp
@@ -60,6 +65,9 @@ class PrefixSum(SumPlan):
     blt_numbers: blt.BLTNumbers | None = None
     period: int | None = None
     bands: int | None = dataclasses.field(default=None, metadata={"omit_none": True})
+    coefficients: tuple[float, ...] | None = dataclasses.field(
+        default=None, metadata={"omit_none": True}
+    )
 
     family: ClassVar[str] = "prefix_sum"
     released: ClassVar[str] = "prefix sums"
@@ -76,11 +84,12 @@ class PrefixSum(SumPlan):
         validate.instance(self.samplers, sampling=self.sampling)
         if self.period is not None:
             validate.integer(period=self.period)
-        blt.check_names(self.prefix_noise, self.blt_numbers)
+        names = (*prefix_noise.NAMES, _OWN)
+        blt.check_names(self.prefix_noise, self.blt_numbers, names)
         if self._cyclic:
-            names = prefix_noise.REPEATABLE
+            names = (*prefix_noise.REPEATABLE, _OWN)
             if self._num_groups:
-                names = (_BANDED, "independent")
+                names = (_BANDED, _OWN, "independent")
             validate.one_of(names, prefix_noise=self.prefix_noise)
             if self.period is not None:
                 raise ValueError(
@@ -89,7 +98,26 @@ class PrefixSum(SumPlan):
                 )
         if self.bands is not None:
             self._check_bands(self.bands)
+        self._check_coefficients()
         super().__post_init__()
+
+    def _check_coefficients(self) -> None:
+        found = self.coefficients
+        if (self.prefix_noise == _OWN) != (found is not None):
+            raise ValueError(
+                f"coefficients must be given with prefix_noise = {_OWN!r}, and None with "
+                f"another, got {found} with {self.prefix_noise!r}"
+            )
+        if found is None:
+            return
+        found = toeplitz_noise.falling(found, "coefficients")
+        object.__setattr__(self, "coefficients", found)  # JSON has lists.
+        most = self._num_groups
+        if most and len(found) > most:
+            raise ValueError(
+                f"coefficients must be at most {most} numbers, one for each group of the "
+                f"sampler, got {len(found)}: a row of C would hold two steps of a record"
+            )
 
     def _check_bands(self, bands: int) -> None:
         # Beyond the groups, a row of C would hold two steps of a record.
@@ -138,6 +166,8 @@ class PrefixSum(SumPlan):
         )
 
     def _kernel(self, period: int) -> PrefixNoise:
+        if self.coefficients is not None:
+            return toeplitz_noise.Banded(period, self.coefficients)
         bands = self.bands or self._num_groups
         if bands is None or self.prefix_noise != _BANDED:
             return blt.kernel(self.prefix_noise, self.blt_numbers, period)
@@ -156,6 +186,49 @@ class PrefixSum(SumPlan):
         return self._correlated(self._restart)
 
     with_optimised_noise = blt.with_optimised_noise
+
+    def with_optimised_bands(self, bands: int | None = None) -> Self:
+        """Returns the same plan with a banded C of the least noise in the sum of a period.
+
+        At the same budget: the sensitivity and the noise follow from C. What is gained over
+        the square root with as many bands is the more the longer the period is beside
+        them, and single steps pay for it with more noise each. The numbers are found in
+        about a second, from the steps, the bands and the steps between two that read one
+        record, and are kept in ``coefficients``: a stored plan has the same noise on every
+        machine, one that is optimised there anew may differ in the last digits.
+
+        Args:
+          bands: over how many steps noise is correlated; None is the plan's own, else the
+            steps of a pass.
+
+        Raises:
+          ValueError: more bands than a plan of sampled groups allows, or none.
+
+        Example:
+          >>> import jaxdp
+          >>> plan = jaxdp.plans.PrefixSum(
+          ...     num_examples=6000, num_steps=1000, relation="replace_one",
+          ...     sampling=jaxdp.sampling.CyclicPoisson(num_groups=4, sampling_prob=0.1),
+          ...     l2_clip_norm=1.0, prefix_noise="sqrt_toeplitz",
+          ... ).calibrate(epsilon=2.0, delta=1e-6)
+          >>> found = plan.with_optimised_bands()
+          >>> [round(c, 2) for c in found.coefficients]
+          [1.0, 0.89, 0.84, 0.78]
+          >>> round(found.noise_std / plan.noise_std, 2), found.epsilon() == plan.epsilon()
+          (0.91, True)
+        """
+        if bands is None:
+            bands = self.bands or len(self.coefficients or ()) or self.steps_per_pass
+        validate.integer(bands=bands, at_most=self._num_groups)
+        separation = getattr(self.sums, "separation", None)
+        found = optimised_bands(self.noise_period, bands, separation)
+        return dataclasses.replace(
+            self,
+            prefix_noise=_OWN,
+            blt_numbers=None,
+            bands=None,
+            coefficients=found,
+        )
 
     def describe(self) -> Description:
         _, size = self.clips["step"]

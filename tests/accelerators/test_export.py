@@ -237,6 +237,10 @@ KERNELS: dict[str, tuple[Any, ...]] = {
         lambda w: increment(secret(w), toeplitz_noise.SquareRoot(5, bands=3)),
         SECRET,
     ),
+    "prefix_noise-own": (
+        lambda w: increment(secret(w), toeplitz_noise.Banded(5, (1.0, 0.75, 0.5))),
+        SECRET,
+    ),
     "lazy": (lazy_slopes, WORDS, LAYERS, BATCH),
     **{
         f"smoothed_gradient-{'ball-' * ball}{kind or 'gradient'}": (

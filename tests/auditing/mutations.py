@@ -841,6 +841,30 @@ MUTATIONS = (
         "what_independent_noise_costs",
     ),
     Mutation(
+        "more numbers of a plan's own than groups",
+        PREFIX_SUM,
+        "if most and len(found) > most:",
+        "if most and len(found) > most + 1:",
+        test=f"{TESTS_OF_SUMS}::test_coefficients_refuse",
+    ),
+    # What carries noise over is then another matrix than the one that is charged.
+    Mutation(
+        "kept increments of a band less than are read",
+        "kernels/toeplitz_noise.py",
+        "np.int32(max(self._lags, 1))",
+        "np.int32(max(self._lags - 1, 1))",
+        test=f"{TESTS_OF_SUMS}::test_no_record_moves_the_prefix_sums_by_more_than_is_"
+        "charged",
+    ),
+    # Negative ones would make of a record's worst signs others than are charged.
+    Mutation(
+        "numbers of a plan's own that may be negative",
+        "kernels/toeplitz_noise.py",
+        "(*numbers[1:], 0.0)",
+        "(*numbers[1:], -1.0)",
+        test=f"{TESTS_OF_SUMS}::test_coefficients_refuse",
+    ),
+    Mutation(
         "coefficients of a band more than asked for",
         "kernels/toeplitz_noise.py",
         "min(self.bands or self.period, self.period) - 1",

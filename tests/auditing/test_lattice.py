@@ -25,6 +25,7 @@ FAMILIES = (
     "DPGD",
     "PrefixSum, buffers",
     "PrefixSum, tree",
+    "PrefixSum, optimised bands",
     "O2NC, several passes, gradients",
     "O2NC, slopes",
     "SOSP",
@@ -192,6 +193,7 @@ def test_a_drawn_marginal_is_a_site_of_its_own(steps: int, sites: int) -> None:
 LATER = (
     "DPZero, clip tuning",
     "PrefixSum, buffers",
+    "PrefixSum, optimised bands",
     "O2NC, several passes, gradients",
 )
 

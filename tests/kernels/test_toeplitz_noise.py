@@ -126,6 +126,57 @@ def test_bad_bands_are_refused(bad: Any) -> None:
         toeplitz_noise.SquareRoot(60, bad)
 
 
+@pytest.mark.parametrize("period", [1, 2, 3, 60])
+def test_a_column_of_its_own(period: int) -> None:
+    """The numbers in their places, cut to the period; the inverse is a dense solve."""
+    column = (1.0, 0.75, 0.625, 0.0)
+    kernel = toeplitz_noise.Banded(period, column)
+    c = np.zeros(max(period, 4))
+    c[:4] = column
+    matrix = scipy.linalg.toeplitz(c[:period], np.eye(1, period)[0])
+    np.testing.assert_array_equal(kernel.strategy(), matrix)
+    inverse = scipy.linalg.solve_triangular(matrix, np.eye(period)[0], lower=True)
+    np.testing.assert_allclose(kernel.inverse_coefficients(), inverse, atol=1e-14)
+    assert kernel.bands == min(period, 4)
+    assert kernel.init(jnp.zeros(3)).high.shape == (max(kernel.bands - 1, 1), 3)
+    assert kernel.rounding() == (kernel.bands - 1) * 2.0**-32
+
+
+def test_the_square_root_as_a_column_of_its_own() -> None:
+    """The same integers under the same key."""
+    root, like = toeplitz_noise.SquareRoot(6, bands=4), jnp.zeros(5)
+    own = toeplitz_noise.Banded(6, tuple(root.coefficients()[:4]))
+    key = threefry.secret_key(np.arange(4, dtype=np.uint32))
+
+    def noises(kernel: Any) -> Any:
+        state, found = kernel.init(like), []
+        for step in range(6):
+            noise, state = kernel.increment(key, state, step, like, kernel.laws(2**20))
+            found.append(jax.tree.map(np.asarray, noise))
+        return found
+
+    jax.tree.map(np.testing.assert_array_equal, noises(own), noises(root))
+
+
+def test_a_column_that_does_not_fall_is_refused() -> None:
+    """A negative number would make of a record's worst steps others than are charged."""
+    for column in (
+        *((), (0.5,), (1.0, 1.5), (1.0, 0.5, 0.75), (1.0, -0.5), (1.0, 0.5, -1e-9)),
+        *((float("inf"), 1.0), (1.0, float("nan")), (float("nan"), 0.5)),
+    ):
+        with pytest.raises(ValueError, match="column must fall from 1, with no number"):
+            toeplitz_noise.Banded(8, column)
+
+
+def test_a_column_is_rounded_and_the_norms_with_it() -> None:
+    """To multiples of 2**-32, of which the largest below 1 takes the place of 1."""
+    kernel = toeplitz_noise.Banded(5, (1.0, 1.0, 1 - 2.0**-40, 0.7))
+    last = 1 - 2.0**-32
+    expected = [1.0, last, last, round(0.7 * 2**32) / 2**32, 0.0]
+    assert kernel.coefficients().tolist() == expected
+    assert kernel._numerators().tolist()[1] == 2**32 - 1
+
+
 def test_norms_are_those_of_the_rounded_numbers() -> None:
     """0.1 and 0.7 are no multiples of 2**-32; the kernel uses the nearest ones."""
     kernel = toeplitz_noise.Buffered(3, (0.7,), (0.1,))

@@ -17,6 +17,7 @@ from jaxdp.core.types import Phase
 from jaxdp.kernels import prefix_noise
 from jaxdp.mechanism import blt
 from jaxdp.mechanism.design import noise_cost
+from tests.kernels import test_prefix_noise
 
 
 def make(period: int = 8, **changes: Any) -> plans.O2NC:
@@ -455,12 +456,21 @@ def sampled(**changes: Any) -> plans.PrefixSum:
     return cyclic(**given | changes)
 
 
-@pytest.mark.parametrize("bands", [None, 6, 4, 1])
+#: Nothing like the square root, and of as many numbers as there are steps in a pass.
+OWN: dict[str, Any] = {
+    "prefix_noise": "toeplitz",
+    "coefficients": (1.0, 0.9, 0.9, 0.7, 0.2, 0.1),
+}
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"bands": 6}, {"bands": 4}, {"bands": 1}, OWN], ids=str
+)
 @pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
 def test_bands_that_are_sampled_cost_what_independent_noise_costs(
-    bands: int | None, relation: Any
+    changes: Any, relation: Any
 ) -> None:
-    plan = sampled(bands=bands, relation=relation)
+    plan = sampled(**changes, relation=relation)
     assert plan.noise_period == 16 and plan.num_passes == 3
     # No row of C holds two of a record's steps.
     matrix = plan.correlation.strategy()
@@ -494,6 +504,82 @@ def test_sampled_bands_have_less_noise_than_sampled_releases() -> None:
     bands = sampled(**given, sampling=sampler).calibrate(**budget)
     plain = sampled(**given, sampling=sampler, prefix_noise="independent")
     assert bands.noise_std < 0.8 * plain.calibrate(**budget).noise_std
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "add_or_remove"])
+@pytest.mark.parametrize("column", [OWN["coefficients"], (1.0, 0.8, 0.3), (1.0,)])
+def test_no_record_moves_the_prefix_sums_by_more_than_is_charged(
+    column: tuple[float, ...], relation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mu by the covariance of the prefix sums that the kernel releases, over all inputs.
+
+    The record is in any steps that are six or more apart, and moves each either way: mu is
+    no more than the plan charges, and that much where its steps and signs are the worst.
+    """
+    plan = cyclic(**OWN | {"coefficients": column, "relation": relation})
+    made = test_prefix_noise.linear_map(plan.correlation, monkeypatch)
+    sums = np.tri(16) @ made * plan.node_std  # Noise of the sums, of draws of std 1.
+    covariance = sums @ sums.T
+    share = (2 if relation == "replace_one" else 1) * 0.5 / 10
+    apart = [
+        steps
+        for count in (1, 2, 3)
+        for steps in itertools.combinations(range(16), count)
+        if all(b - a >= 6 for a, b in itertools.pairwise(steps))
+    ]
+    moved = [
+        np.eye(16)[list(steps)].T @ np.array(signs)
+        for steps in apart
+        for signs in itertools.product((-1, 1), repeat=len(steps))
+    ]
+    shift = np.tri(16) @ np.array(moved).T * share
+    mu = np.sqrt(np.sum(shift * np.linalg.solve(covariance, shift), axis=0)).max()
+    assert mu == pytest.approx(1 / plan.noise_multiplier, rel=1e-9)
+
+
+def test_bands_of_a_stored_plan() -> None:
+    """They are in its text, digit by digit; a text without has those of the root."""
+    root = sampled(bands=4)
+    plan = root.with_optimised_bands()
+    assert plan.coefficients is not None and len(plan.coefficients) == 4
+    read = plans.from_json(plan.to_json())
+    assert read == plan and read.digest == plan.digest != root.digest
+    assert read.correlation == plan.correlation
+    used = plan.correlation.coefficients()
+    np.testing.assert_allclose(used[:4], plan.coefficients, atol=2.0**-33)
+    assert "coefficients" not in root.to_json()
+    assert plan.epsilon() == root.epsilon()
+    assert plan.noise_std < root.noise_std
+    assert "over 4 steps (toeplitz)" in plan.describe().noise
+    # Its own bands, those that are asked for, or those of a pass.
+    assert plan.with_optimised_bands() == plan
+    for bands, changes in ((3, {"bands": 3}), (6, {})):
+        found = sampled().with_optimised_bands(**changes).coefficients
+        assert found is not None and len(found) == bands
+    back = dataclasses.replace(
+        plan, prefix_noise="sqrt_toeplitz", coefficients=None, bands=4
+    )
+    assert back == root
+
+
+def test_coefficients_refuse() -> None:
+    for column in ((1.0, -0.5), (0.5, 0.25), (1.0, 0.5, 0.75), ()):
+        with pytest.raises(ValueError, match="coefficients must fall from 1"):
+            sampled(**OWN | {"coefficients": column})
+    with pytest.raises(ValueError, match="coefficients must be at most 6 numbers"):
+        sampled(**OWN | {"coefficients": (1.0,) * 7})
+    assert cyclic(**OWN | {"coefficients": (1.0,) * 7}).sensitivity > 0
+    for changes in ({"coefficients": (1.0, 0.5)}, {"prefix_noise": "toeplitz"}):
+        with pytest.raises(
+            ValueError, match="coefficients must be given with prefix_n"
+        ):
+            cyclic(**changes)
+    with pytest.raises(ValueError, match="only 'sqrt_toeplitz' has bands"):
+        sampled(**OWN, bands=2)
+    with pytest.raises(ValueError, match="blt_numbers must have as many buffers"):
+        cyclic(**OWN, blt_numbers=plans.BLTNumbers((0.5,), (0.5,)))
+    with pytest.raises(ValueError, match="bands must be an integer >= 1 and <= 6"):
+        sampled().with_optimised_bands(7)
 
 
 def test_sampled_bands_refuse() -> None:

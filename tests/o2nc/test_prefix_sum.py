@@ -239,15 +239,16 @@ def test_independent_noise_of_sampled_groups(relation: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "bands", "relation"),
+    ("name", "changes", "relation"),
     [
-        ("sqrt_toeplitz", 4, "zero_out"),
-        ("sqrt_toeplitz", 2, "replace_one"),
-        ("independent", None, "zero_out"),
+        ("sqrt_toeplitz", {"bands": 4}, "zero_out"),
+        ("sqrt_toeplitz", {"bands": 2}, "replace_one"),
+        ("toeplitz", {"coefficients": (1.0, 0.9, 0.8, 0.3)}, "zero_out"),
+        ("independent", {}, "zero_out"),
     ],
 )
 def test_an_attack_finds_what_sampled_steps_cost(
-    name: str, bands: int | None, relation: str
+    name: str, changes: Any, relation: str
 ) -> None:
     """In each block of rows of C that one of a record's steps is in, its coin moves it.
 
@@ -262,9 +263,9 @@ def test_an_attack_finds_what_sampled_steps_cost(
         sampling=sampler,
         num_steps=steps,
         prefix_noise=name,
-        bands=bands,
         relation=relation,
         noise_multiplier=noise,
+        **changes,
     )
     here, record = relation == "replace_one", 9  # Of group 1.
 
