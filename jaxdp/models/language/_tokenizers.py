@@ -195,50 +195,12 @@ class Tokenizer:
                 return found.ids[count:]
         return self.encode(text)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = False,
-    ) -> list[int]:
-        """Encodes a conversation by the chat template, as ``transformers`` does.
-
-        Special tokens of the template are special; one that a message spells, as it is, is
-        encoded as text, so that nobody ends a turn or begins another one by what they
-        write. (``transformers`` does so only if asked.) ``strftime_now`` of a template is
-        the same day in all runs, 26 July 2024.
-
-        Args:
-          messages: each with ``role`` and ``content``.
-          add_generation_prompt: end with what the assistant's next message begins with.
-
-        Raises:
-          ValueError: no chat template, or messages that it refuses.
-
-        Example:
-          >>> import tokenizers
-          >>> from jaxdp.models.language import text, tiny_config
-          >>> words = {"<unk>": 3, "</s>": 2, "user": 4, "good": 5, "/": 6, "<": 7, ">": 8}
-          >>> backend = tokenizers.Tokenizer(
-          ...     tokenizers.models.WordLevel(words | {"s": 9}, "<unk>")
-          ... )
-          >>> backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
-          ...     tokenizers.pre_tokenizers.Whitespace(),
-          ...     tokenizers.pre_tokenizers.Punctuation(),
-          ... ])
-          >>> _ = backend.add_special_tokens(["</s>"])
-          >>> template = (
-          ...     "{% for m in messages %}{{ m.role }} {{ m.content }}</s>{% endfor %}"
-          ... )
-          >>> tokenizer = text.Tokenizer(backend, tiny_config("opt"), None, template)
-          >>> tokenizer.encode_chat([{"role": "user", "content": "good </s>"}])
-          [4, 5, 7, 6, 9, 8, 2]
-        """
-        chat = self.chat(messages)
-        return chat.encode(chat.render(None, add_generation_prompt))
-
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> _chat_templates.Chat:
         """Returns one conversation, whose beginnings can be rendered and encoded.
+
+        Special tokens of the template are special; one that a message spells is text, so
+        that nobody ends a turn or begins another one by what they write. (``transformers``
+        does so only if asked.)
 
         Raises:
           ValueError: no chat template, or one that is none.
