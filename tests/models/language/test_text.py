@@ -240,7 +240,7 @@ def test_a_decoder_s_tokenizer_of_another_model_is_refused(
     special: Any, named: dict[str, int], tmp_path: pathlib.Path
 ) -> None:
     folder = decoder_folder(tmp_path, "qwen2", special, None, named, words=50)
-    with pytest.raises(ValueError, match="belongs to another model: of its 5.* names"):
+    with pytest.raises(ValueError, match=r"belongs to another model: of its 5.* names"):
         text.Tokenizer.load(folder)
 
 
