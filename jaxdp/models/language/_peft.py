@@ -41,11 +41,9 @@ _MUST: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def read_config(folder: pathlib.Path, *, fused: bool) -> LoRA | None:
-    """Reads the adapter of a folder; None if it has none of this format."""
+def read_config(folder: pathlib.Path, *, fused: bool) -> LoRA:
+    """Reads which adapter a folder has."""
     path = folder / PEFT_CONFIG
-    if not path.is_file():
-        return None
     fields = _files.read_json(path)
     fields = {"bias": "none", "init_lora_weights": True, **fields}
     for name, values in _MUST.items():

@@ -8,6 +8,7 @@ the file says.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Mapping
@@ -147,12 +148,8 @@ def read_config(folder: Path) -> Config:
 
     Example:
       >>> import json, pathlib, tempfile
-      >>> from jaxdp.models.language import checkpoint
-      >>> folder = pathlib.Path(tempfile.mkdtemp())
-      >>> fields = dict(
-      ...     model_type="opt", vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
+      >>> from jaxdp.models.language import checkpoint, tiny_config
+      >>> folder, fields = pathlib.Path(tempfile.mkdtemp()), tiny_config("opt").to_json()
       >>> _ = (folder / "config.json").write_text(json.dumps(fields))
       >>> checkpoint.read_config(folder).num_hidden_layers
       2
@@ -451,7 +448,7 @@ def _read(leaf: _Leaf, stored: Mapping[str, Tensor], place: Any) -> jax.Array:
 
         if is_stacked:
             return _placing.stacked(leaf.shape, dtype, place, part)
-        return _placing.whole(leaf.shape, place, part)
+        return _placing.whole(leaf.shape, place, functools.partial(part, 0))
 
     def read(name: str) -> np.ndarray:
         return np.ascontiguousarray(leaf.transpose(stored[name].array()), dtype)
