@@ -13,8 +13,7 @@ Nothing is timed. The figures that the paper printed are
 """
 
 from bench import _harness, _lm_experiments
-from bench._lm_experiments import EPSILONS
-from jaxdp.models.language.experiments import EXPERIMENTS
+from bench._lm_experiments import EPSILONS, EXPERIMENTS
 
 QUICK = ("roberta-large/sst-2", "opt-1.3b/sst-2")
 

@@ -44,7 +44,6 @@ from jaxdp.models.language import (
     RobertaConfig,
     adapter_only,
     checkpoint,
-    experiments,
     network,
     tasks,
     text,
@@ -1172,17 +1171,15 @@ def complete(**given: Any) -> options.Finetune:
     return finetune_options.completed(options.Finetune(**names))
 
 
-@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
-def test_recipe_is_the_experiment(name: str) -> None:
-    of = experiments.EXPERIMENTS[name]
+@pytest.mark.parametrize("name", finetune_options.RECIPES)
+def test_recipe_sets_options(name: str) -> None:
+    said = finetune_options.RECIPES[name]
+    assert {"task", "template", "num_steps", "l2_clip_norm", "direction"} <= set(said)
     got = complete(recipe=name)
-    for field, value in of.options.items():
+    for field, value in said.items():
         assert field == "batch_size" or getattr(got, field) == value
-    sizes = [
-        finetune_options.with_batch_size(got, n).batch_size
-        for n in (of.num_examples, 5)
-    ]
-    assert sizes == [of.batch_size, 5]
+    sizes = [finetune_options.with_batch_size(got, n).batch_size for n in (1000, 5)]
+    assert sizes == [said["batch_size"], 5]
     given = complete(recipe=name, num_steps=3, trainable="lora", template="{x} {mask}")
     assert (given.num_steps, given.template) == (3, "{x} {mask}")
     assert (given.learning_rate, given.smoothing_radius) == (5e-5, 1e-2)

@@ -129,7 +129,7 @@ def modules_in(tree: Path) -> set[str]:
 #: What is shipped beside the modules: the type marker and two tables.
 DATA = {
     "jaxdp/py.typed",
-    *(f"jaxdp/models/language/{name}.toml" for name in ("experiments", "families")),
+    *("jaxdp/cli/finetune_recipes.toml", "jaxdp/models/language/families.toml"),
 }
 
 

@@ -2,12 +2,15 @@
 
 import dataclasses
 import functools
+import pathlib
+import tomllib
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from jaxdp.cli import options, parsing
 from jaxdp.cli.parsing import UsageError, flag, usage
 from jaxdp.core import validate
-from jaxdp.models.language.experiments import EXPERIMENTS
 
 WITH_WORDS, WRITTEN = ("prompt", "choice"), ("generation", "instruction")
 DECODERS = ("choice", *WRITTEN, "preference")
@@ -37,6 +40,20 @@ _OF_METHOD: dict[str, dict[str, Any]] = {
 MAX_LENGTH, SPAN_LENGTH = 128, 32
 BETA = 0.1  # Rafailov et al., 2023.
 _BATCH_SIZE = 64
+
+
+def _recipes() -> Iterable[tuple[str, dict[str, Any]]]:
+    path = pathlib.Path(__file__).with_name("finetune_recipes.toml")
+    for family in tomllib.loads(path.read_text(encoding="utf-8")).values():
+        for model, of_model in family["models"].items():
+            for task, of_task in family["tasks"].items():
+                said = (family["shared"] | of_model | of_task).items()
+                frozen = {n: tuple(x) if isinstance(x, list) else x for n, x in said}
+                yield f"{model}/{task}", frozen
+
+
+#: Options that ``--recipe`` sets, by its name: ``RECIPES["roberta-large/sst-2"]``.
+RECIPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(dict(_recipes()))
 
 
 def check_auto(command: options.Finetune) -> None:
@@ -124,20 +141,19 @@ def completed(command: options.Finetune) -> options.Finetune:
 
 
 def _with_recipe(command: options.Finetune) -> options.Finetune:
-    """Fills in options that are not given, from the experiment of ``--recipe``."""
+    """Fills in options that are not given, from ``--recipe``."""
     if command.recipe is None:
         return command
-    if command.recipe not in EXPERIMENTS:
+    if command.recipe not in RECIPES:
         raise UsageError(
-            f"--recipe must be one of {', '.join(EXPERIMENTS)}; got {command.recipe!r}"
+            f"--recipe must be one of {', '.join(RECIPES)}; got {command.recipe!r}"
         )
-    experiment = EXPERIMENTS[command.recipe]
-    if command.task not in (None, experiment.kind):
+    said = {**RECIPES[command.recipe]}
+    if command.task not in (None, said["task"]):
         raise UsageError(
             f"--task must be left out with --recipe {command.recipe} or be "
-            f"{experiment.kind}, got {command.task}"
+            f"{said['task']}, got {command.task}"
         )
-    said = dict(experiment.options)
     del said["batch_size"]  # Cut to the records where that is known.
     if command.trainable != "all":  # The paper tuned no adapters.
         for name in ("l2_clip_norm", "smoothing_radius", "learning_rate"):
@@ -239,8 +255,8 @@ def with_batch_size(command: options.Finetune, num_examples: int) -> options.Fin
     if command.sampling == "full":
         return command
     if size is None:
-        recipe = EXPERIMENTS.get(command.recipe or "")
-        size = min(recipe.batch_size if recipe else _BATCH_SIZE, num_examples)
+        recipe = RECIPES.get(command.recipe or "", {})
+        size = min(recipe.get("batch_size", _BATCH_SIZE), num_examples)
     if not 1 <= size <= num_examples:
         raise UsageError(
             f"--batch-size must be an integer from 1 to {num_examples}, the records of "

@@ -2,8 +2,7 @@
 
 :mod:`~jaxdp.models.language.network` is the models, made of ``modules``; ``checkpoint``
 reads and writes Hugging Face folders, ``text`` turns records into batches, ``tasks`` are
-the losses, ``generation`` writes texts, and ``experiments`` are the settings of the DPZero
-paper.
+the losses, and ``generation`` writes texts.
 """
 
 from jaxdp.models.language.config import Config as Config

@@ -111,27 +111,13 @@ def compiled(source: str) -> Any:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    def tojson(  # Jinja's own writes for HTML.
-        x: Any,
-        ensure_ascii: bool = False,
-        indent: Any = None,
-        separators: Any = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(
-            x,
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
-
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[Generation, jinja2.ext.loopcontrols],
     )
-    environment.filters["tojson"] = tojson
+    # Jinja's own writes for HTML.
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = _TODAY.strftime
     try:

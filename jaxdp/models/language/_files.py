@@ -5,8 +5,8 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -44,94 +44,81 @@ def safetensors() -> Any:
     return safetensors
 
 
-def open_file(path: pathlib.Path) -> Any:
-    """Opens a safetensors file, to be used in ``with``; nothing is read yet."""
+class Tensor(NamedTuple):
+    """Tensor in a file, of which nothing was read."""
+
+    path: pathlib.Path
+    offset: int  # of its first byte
+    dtype: str  # of FLOATS if it is one of floats
+    shape: tuple[int, ...]
+
+    def part(self, index: tuple[slice, ...]) -> np.ndarray:
+        """Reads a part of a tensor of floats; its file is mapped for so long alone."""
+        dtype = FLOATS[self.dtype]
+        if 0 in self.shape:  # Nothing can be mapped.
+            return np.zeros(self.shape, dtype)[index]
+        mapped = np.memmap(self.path, dtype, "r", self.offset, self.shape)
+        return np.array(mapped[index])  # A copy, without which the map would stay.
+
+    def array(self) -> np.ndarray:
+        """Reads a tensor of floats; its file is not mapped, for pages would stay."""
+        count = math.prod(self.shape)
+        array = np.fromfile(self.path, FLOATS[self.dtype], count, offset=self.offset)
+        return array.reshape(self.shape)
+
+
+def header(path: pathlib.Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Reads which tensors a safetensors file has, and what it says of itself."""
     library = safetensors()
     try:
-        return library.safe_open(path, framework="numpy")
+        with library.safe_open(path, framework="numpy"):  # which checks the file
+            pass
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist") from None
     except library.SafetensorError as error:
         raise ValueError(f"{path} is no safetensors file: {error}") from None
-
-
-class Stored:
-    """Tensors of a checkpoint under their full names, read on demand."""
-
-    def __init__(
-        self, folder: pathlib.Path, family: Family, stack: contextlib.ExitStack
-    ):
-        """Opens the files of ``folder``; ``stack`` closes them."""
-        self._tensors: dict[str, tuple[Any, str]] = {}  # name -> file, name in the file
-        self._places: dict[
-            str, tuple[pathlib.Path, int]
-        ] = {}  # name -> file, first byte
-        for path, names in _files(folder).items():
-            file = stack.enter_context(open_file(path))
-            there = set(file.keys())
-            if names is not None and not there >= names:
-                raise ValueError(
-                    f"{path} lacks tensors that {INDEX} names: {listed(names - there)}"
-                )
-            places = _places(path)
-            for name in there if names is None else names:
-                full = family.full_name(name)
-                self._tensors[full] = file, name
-                self._places[full] = path, places[name]
-
-    @property
-    def names(self) -> Collection[str]:
-        return self._tensors.keys()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        file, there = self._tensors[name]
-        return tuple(file.get_slice(there).get_shape())
-
-    def dtype(self, name: str) -> str:
-        file, there = self._tensors[name]
-        return file.get_slice(there).get_dtype()
-
-    def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Reads a part of a tensor of floats; its file is mapped for so long alone."""
-        path, offset = self._places[name]
-        dtype, shape = FLOATS[self.dtype(name)], self.shape(name)
-        if 0 in shape:  # Nothing can be mapped.
-            return np.zeros(shape, dtype)[index]
-        mapped = np.memmap(path, dtype, mode="r", offset=offset, shape=shape)
-        return np.array(mapped[index])  # A copy, without which the map would stay.
-
-    def array(self, name: str) -> np.ndarray:
-        """Reads a tensor of floats; its file is not mapped, for pages would stay."""
-        (path, offset), shape = self._places[name], self.shape(name)
-        dtype, count = FLOATS[self.dtype(name)], math.prod(shape)
-        array = np.fromfile(path, dtype, count=count, offset=offset)
-        return array.reshape(shape)
-
-
-def tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads all tensors of a small file, which must be of floats."""
-    with open_file(path) as file:
-        slices = {name: file.get_slice(name) for name in [*file.keys()]}
-        dtypes = {name: x.get_dtype() for name, x in slices.items()}
-        shapes = {name: tuple(x.get_shape()) for name, x in slices.items()}
-    if strange := [f"{n} is {x}" for n, x in dtypes.items() if x not in FLOATS]:
-        names = " or ".join(FLOATS)
-        raise ValueError(f"{path} must have tensors of {names}: {listed(strange)}")
-    arrays = {}
-    for name, offset in _places(path).items():
-        dtype, count = FLOATS[dtypes[name]], math.prod(shapes[name])
-        array = np.fromfile(path, dtype, count=count, offset=offset)
-        arrays[name] = array.reshape(shapes[name])
-    return arrays
-
-
-def _places(path: pathlib.Path) -> dict[str, int]:
-    """Returns where the tensors of a safetensors file begin, which was opened before."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    header.pop("__metadata__", None)
-    return {name: 8 + size + about["data_offsets"][0] for name, about in header.items()}
+        fields = json.loads(file.read(size))
+    said = fields.pop("__metadata__", None) or {}
+    return {
+        name: Tensor(path, 8 + size + x["data_offsets"][0], x["dtype"], (*x["shape"],))
+        for name, x in fields.items()
+    }, said
+
+
+def tensors(folder: pathlib.Path, family: Family) -> dict[str, Tensor]:
+    """Returns the tensors of a checkpoint under their full names."""
+    found = {}
+    for path, names in _files(folder).items():
+        there, _ = header(path)
+        if names is not None and not there.keys() >= names:
+            raise ValueError(
+                f"{path} lacks tensors that {INDEX} names: {listed(names - there.keys())}"
+            )
+        wanted = there if names is None else names
+        found |= {family.full_name(name): there[name] for name in wanted}
+    return found
+
+
+def arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Reads all tensors of a small file, which must be of floats."""
+    found, _ = header(path)
+    if strange := [
+        f"{n} is {x.dtype}" for n, x in found.items() if x.dtype not in FLOATS
+    ]:
+        names = " or ".join(FLOATS)
+        raise ValueError(f"{path} must have tensors of {names}: {listed(strange)}")
+    return {name: tensor.array() for name, tensor in found.items()}
+
+
+def misfits(want: Mapping[str, Any], have: Mapping[str, Any]) -> list[str]:
+    """Lists names whose shapes differ, or that one of two mappings alone has."""
+    return [
+        f"{name} has {have.get(name, 'no value')}, must have {want.get(name, 'none')}"
+        for name in want.keys() | have.keys()
+        if want.get(name) != have.get(name)
+    ]
 
 
 def _files(folder: pathlib.Path) -> dict[pathlib.Path, set[str] | None]:

@@ -41,11 +41,9 @@ _MUST: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def read_config(folder: pathlib.Path, *, fused: bool) -> LoRA | None:
-    """Reads the adapter of a folder; None if it has none of this format."""
+def read_config(folder: pathlib.Path, *, fused: bool) -> LoRA:
+    """Reads which adapter a folder has."""
     path = folder / PEFT_CONFIG
-    if not path.is_file():
-        return None
     fields = _files.read_json(path)
     fields = {"bias": "none", "init_lora_weights": True, **fields}
     for name, values in _MUST.items():
@@ -158,18 +156,13 @@ def read(
         )
     }
     path = folder / PEFT_WEIGHTS
-    stored = _files.tensors(path)
+    stored = _files.arrays(path)
     of_head = tuple(f"{_MODEL}{name}." for name in _HEADS)
     saved = {n: stored.pop(n) for n in [*stored] if n.startswith(of_head)}
     if saved and heads:  # Without heads a language model is read.
         wanted |= {f"{_MODEL}{n}": leaf.tensor_shape for n, leaf in heads.items()}
         stored |= saved
-    problems = [
-        f"{name} has {stored[name].shape if name in stored else 'no value'}, must have "
-        f"{wanted.get(name, 'none')}"
-        for name in wanted.keys() | stored.keys()
-        if name not in stored or stored[name].shape != wanted.get(name)
-    ]
+    problems = _files.misfits(wanted, {n: x.shape for n, x in stored.items()})
     if problems:
         raise ValueError(f"{path} does not fit the model: {_files.listed(problems)}")
 

@@ -51,11 +51,6 @@ def places(placing: Placing, shapes: Any) -> Any:
     return found
 
 
-def whole(shape: tuple[int, ...], place: NamedSharding, part: Part) -> jax.Array:
-    """Puts a leaf of one tensor onto its devices."""
-    return _spread(shape, place, functools.partial(part, 0))
-
-
 def stacked(
     shape: tuple[int, ...], dtype: Any, place: NamedSharding, part: Part
 ) -> jax.Array:
@@ -67,7 +62,7 @@ def stacked(
     zeros, put = programs(shape, jnp.dtype(dtype), here)
     array = zeros()
     for layer in range(shape[0]):
-        one = _spread(shape[1:], of_layer, functools.partial(part, layer))
+        one = whole(shape[1:], of_layer, functools.partial(part, layer))
         # Waited for, or the tensors of several layers would be held until copied.
         array = jax.block_until_ready(put(array, one, layer))
         del one  # It may be the host's memory itself.
@@ -87,12 +82,12 @@ def programs(shape: tuple[int, ...], dtype: Any, place: NamedSharding | None) ->
     return zeros, jax.jit(put, donate_argnums=0, out_shardings=place)
 
 
-def _spread(
+def whole(
     shape: tuple[int, ...],
     place: NamedSharding,
     read: Callable[[tuple[slice, ...]], np.ndarray],
 ) -> jax.Array:
-    """Makes an array of one tensor from its parts, of which each is read once."""
+    """Puts one tensor onto its devices, of whose parts each is read once."""
     known: dict[Any, np.ndarray] = {}
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:

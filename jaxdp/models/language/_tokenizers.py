@@ -72,25 +72,29 @@ class Tokenizer:
 
         Raises:
           ValueError: no tokenizer, a file that cannot be read, or special tokens that
-            are not those of the model's ``config.json``.
+            are not those of the model's ``config.json``. Of a decoder with rotary
+            positions one that begins or ends a text is enough, also of those that
+            ``generation_config.json`` names: chats end with tokens of their own.
           ImportError: without the extra ``[lm]``.
         """
         root, config = pathlib.Path(folder), checkpoint.read_config(folder)
         settings = _settings(root)
         backend = _backend(root, bool(settings.get("add_prefix_space", False)))
-        loose = isinstance(config, DecoderConfig)  # Chats end with other tokens.
-        for kind in ("bos",) if loose else ("pad", "bos", "eos"):
-            name, token = (
-                settings.get(f"{kind}_token"),
-                getattr(config, f"{kind}_token_id"),
-            )
-            found = backend.token_to_id(name) if isinstance(name, str) else token
-            if found != token and token is not None:
-                raise ValueError(
-                    f"{kind}_token {name!r} in {str(root)!r} is token {found}, but "
-                    f"{kind}_token_id of the model is {token}: the tokenizer belongs to "
-                    "another model"
+        if isinstance(config, DecoderConfig):
+            _check_kin(root, backend, settings, config)
+        else:
+            for kind in ("pad", "bos", "eos"):
+                name, token = (
+                    settings.get(f"{kind}_token"),
+                    getattr(config, f"{kind}_token_id"),
                 )
+                found = backend.token_to_id(name) if isinstance(name, str) else token
+                if found != token and token is not None:
+                    raise ValueError(
+                        f"{kind}_token {name!r} in {str(root)!r} is token {found}, but "
+                        f"{kind}_token_id of the model is {token}: the tokenizer belongs "
+                        "to another model"
+                    )
         names = {n: x for n, x in settings.items() if n.endswith("_token")}
         return cls(
             backend,
@@ -195,50 +199,12 @@ class Tokenizer:
                 return found.ids[count:]
         return self.encode(text)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = False,
-    ) -> list[int]:
-        """Encodes a conversation by the chat template, as ``transformers`` does.
-
-        Special tokens of the template are special; one that a message spells, as it is, is
-        encoded as text, so that nobody ends a turn or begins another one by what they
-        write. (``transformers`` does so only if asked.) ``strftime_now`` of a template is
-        the same day in all runs, 26 July 2024.
-
-        Args:
-          messages: each with ``role`` and ``content``.
-          add_generation_prompt: end with what the assistant's next message begins with.
-
-        Raises:
-          ValueError: no chat template, or messages that it refuses.
-
-        Example:
-          >>> import tokenizers
-          >>> from jaxdp.models.language import text, tiny_config
-          >>> words = {"<unk>": 3, "</s>": 2, "user": 4, "good": 5, "/": 6, "<": 7, ">": 8}
-          >>> backend = tokenizers.Tokenizer(
-          ...     tokenizers.models.WordLevel(words | {"s": 9}, "<unk>")
-          ... )
-          >>> backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
-          ...     tokenizers.pre_tokenizers.Whitespace(),
-          ...     tokenizers.pre_tokenizers.Punctuation(),
-          ... ])
-          >>> _ = backend.add_special_tokens(["</s>"])
-          >>> template = (
-          ...     "{% for m in messages %}{{ m.role }} {{ m.content }}</s>{% endfor %}"
-          ... )
-          >>> tokenizer = text.Tokenizer(backend, tiny_config("opt"), None, template)
-          >>> tokenizer.encode_chat([{"role": "user", "content": "good </s>"}])
-          [4, 5, 7, 6, 9, 8, 2]
-        """
-        chat = self.chat(messages)
-        return chat.encode(chat.render(None, add_generation_prompt))
-
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> _chat_templates.Chat:
         """Returns one conversation, whose beginnings can be rendered and encoded.
+
+        Special tokens of the template are special; one that a message spells is text, so
+        that nobody ends a turn or begins another one by what they write. (``transformers``
+        does so only if asked.)
 
         Raises:
           ValueError: no chat template, or one that is none.
@@ -324,6 +290,40 @@ def _backend(root: pathlib.Path, add_prefix_space: bool) -> Any:
     )
     backend.decoder = library.decoders.ByteLevel()
     return backend
+
+
+def _check_kin(
+    root: pathlib.Path, backend: Any, settings: Mapping[str, Any], config: DecoderConfig
+) -> None:
+    """Raises if a decoder's tokenizer belongs to another model, by its special tokens.
+
+    Sizes say little: tables of tokens are padded, and chats add tokens.
+    """
+    path, more = root / "generation_config.json", None
+    if path.is_file():
+        more = _files.read_json(path).get("eos_token_id")
+    given = *config.ends, *(more if isinstance(more, list) else [more])
+    ends = {end for end in given if isinstance(end, int) and end >= 0}
+    # A token that ended texts often pads where that of a chat took its place.
+    allowed = {"bos": {config.bos_token_id} - {None}, "eos": ends, "pad": ends}
+    named = {
+        kind: backend.token_to_id(name)
+        for kind in allowed
+        if allowed[kind] and isinstance(name := settings.get(f"{kind}_token"), str)
+    }
+    alike = any(token in allowed[kind] for kind, token in named.items())
+    # Or a chat's end was set in config.json alone: a special token without a name.
+    special = {n for n, x in backend.get_added_tokens_decoder().items() if x.special}
+    names = {backend.token_to_id(x) for x in settings.values() if isinstance(x, str)}
+    alike = alike or bool(ends & special - names)
+    strange = named.keys() - {"pad"} and not alike
+    if strange or (ends and not any(map(backend.id_to_token, ends))):
+        raise ValueError(
+            f"the tokenizer in {str(root)!r} belongs to another model: of its "
+            f"{backend.get_vocab_size()} tokens it names {named or 'none'}, but "
+            f"bos_token_id of the model is {config.bos_token_id}, and eos_token_id "
+            f"{', '.join(map(str, sorted(ends))) or None}"
+        )
 
 
 def _settings(root: pathlib.Path) -> dict[str, Any]:

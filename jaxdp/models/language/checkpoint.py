@@ -7,8 +7,8 @@ them in the format of peft. A prefix, for which that layout has no names, is in
 the file says.
 """
 
-import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from jaxdp.core import keys, validate
 from jaxdp.kernels.sphere import path_str
 from jaxdp.models.language import _files, _peft, _placing
 from jaxdp.models.language import config as configs
-from jaxdp.models.language._files import ADAPTERS, CONFIG, INDEX, WEIGHTS, Path
+from jaxdp.models.language._files import ADAPTERS, CONFIG, INDEX, WEIGHTS, Path, Tensor
 from jaxdp.models.language._names import FAMILIES, Family, is_language_head
 from jaxdp.models.language.config import Config, RobertaConfig
 from jaxdp.models.language.modules import INTEGERS, integers
@@ -148,12 +148,8 @@ def read_config(folder: Path) -> Config:
 
     Example:
       >>> import json, pathlib, tempfile
-      >>> from jaxdp.models.language import checkpoint
-      >>> folder = pathlib.Path(tempfile.mkdtemp())
-      >>> fields = dict(
-      ...     model_type="opt", vocab_size=50, hidden_size=16, num_hidden_layers=2,
-      ...     num_attention_heads=2, max_position_embeddings=20, ffn_dim=32,
-      ... )
+      >>> from jaxdp.models.language import checkpoint, tiny_config
+      >>> folder, fields = pathlib.Path(tempfile.mkdtemp()), tiny_config("opt").to_json()
       >>> _ = (folder / "config.json").write_text(json.dumps(fields))
       >>> checkpoint.read_config(folder).num_hidden_layers
       2
@@ -228,8 +224,7 @@ def read_adapter(folder: Path) -> Adapter | None:
 
 def _about(path: pathlib.Path) -> dict[str, Any]:
     """Reads what :func:`save` says of an adapter in its file."""
-    with _files.open_file(path) as file:
-        return json.loads((file.metadata() or {}).get("adapter", "{}"))
+    return json.loads(_files.header(path)[1].get("adapter", "{}"))
 
 
 def load(
@@ -310,32 +305,31 @@ def load(
         small = _peft.read(root, config, adapter, _head_tensors(wanted))
     elif adapter is not None or home != root:
         small = _read_adapters(root / ADAPTERS, wanted)
-    with contextlib.ExitStack() as stack:
-        stored = _files.Stored(home, family, stack)
-        if new_heads is not None and not any(map(_is_head, small)):
-            _drop_absent_classifier(wanted, stored)
-        _name_output_bias(wanted, stored, config)
-        problems = _problems(wanted, stored, family, config, num_labels, small)
-        if problems:
-            raise ValueError(
-                f"the tensors in {str(home)!r} are not those of its {CONFIG}; "
-                + "; ".join(problems)
-            )
-        wanted = {
-            path: dataclasses.replace(
-                leaf, dtype=jnp.dtype("float32" if adapter_only(path) else name)
-            )
-            for path, leaf in wanted.items()
-        }
-        places = _places(sharding, wanted, config, num_labels, quantised)
-        of_leaf = {} if places is None else _flat(places)
-        flat = dict(small)
-        for path, leaf in wanted.items():
-            if not leaf.names or path in small:
-                continue
-            flat[path] = _read(leaf, stored, of_leaf.get(path))
-            if quantised and path.startswith("layers/") and path.endswith("/kernel"):
-                flat[path], flat[f"{path}_scale"] = integers(flat[path], quantised)
+    stored = _files.tensors(home, family)
+    if new_heads is not None and not any(map(_is_head, small)):
+        _drop_absent_classifier(wanted, stored)
+    _name_output_bias(wanted, stored, config)
+    problems = _problems(wanted, stored, family, config, num_labels, small)
+    if problems:
+        raise ValueError(
+            f"the tensors in {str(home)!r} are not those of its {CONFIG}; "
+            + "; ".join(problems)
+        )
+    wanted = {
+        path: dataclasses.replace(
+            leaf, dtype=jnp.dtype("float32" if adapter_only(path) else name)
+        )
+        for path, leaf in wanted.items()
+    }
+    places = _places(sharding, wanted, config, num_labels, quantised)
+    of_leaf = {} if places is None else _flat(places)
+    flat = dict(small)
+    for path, leaf in wanted.items():
+        if not leaf.names or path in small:
+            continue
+        flat[path] = _read(leaf, stored, of_leaf.get(path))
+        if quantised and path.startswith("layers/") and path.endswith("/kernel"):
+            flat[path], flat[f"{path}_scale"] = integers(flat[path], quantised)
     params = _nested(flat)
     if new_heads is not None:
         model = LanguageModel(config=config, num_labels=num_labels)
@@ -364,16 +358,18 @@ def _places(
     return _placing.places(sharding, shapes)
 
 
-def _drop_absent_classifier(wanted: dict[str, _Leaf], stored: _files.Stored) -> None:
+def _drop_absent_classifier(
+    wanted: dict[str, _Leaf], stored: Mapping[str, Tensor]
+) -> None:
     """Drops the classification head from ``wanted`` if the checkpoint has none."""
     head = [leaf for path, leaf in wanted.items() if _is_head(path)]
-    if not any(name in stored.names for leaf in head for name in leaf.names):
+    if not any(name in stored for leaf in head for name in leaf.names):
         for leaf in head:
             del wanted[leaf.path]
 
 
 def _name_output_bias(
-    wanted: dict[str, _Leaf], stored: _files.Stored, config: Config
+    wanted: dict[str, _Leaf], stored: Mapping[str, Tensor], config: Config
 ) -> None:
     """Sets the name of RoBERTa's output bias to the one that the checkpoint has.
 
@@ -382,13 +378,13 @@ def _name_output_bias(
     names = ["lm_head.bias", "lm_head.decoder.bias"]
     names = names if config.tie_word_embeddings else names[::-1]
     if "head/bias" in wanted and isinstance(config, RobertaConfig):
-        name = next((n for n in names if n in stored.names), names[0])
+        name = next((n for n in names if n in stored), names[0])
         wanted["head/bias"] = dataclasses.replace(wanted["head/bias"], names=(name,))
 
 
 def _problems(
     wanted: Mapping[str, _Leaf],
-    stored: _files.Stored,
+    stored: Mapping[str, Tensor],
     family: Family,
     config: Config,
     num_labels: int | None,
@@ -401,10 +397,10 @@ def _problems(
     tensors = {name: x for x in wanted.values() for name in x.names}
     also = {name for path in known for name in wanted[path].names}
     tensors = {name: leaf for name, leaf in tensors.items() if name not in also}
-    missing = [name for name in tensors if name not in stored.names]
+    missing = [name for name in tensors if name not in stored]
     wrong = []
     for name in tensors.keys() - missing:
-        shape, dtype = stored.shape(name), stored.dtype(name)
+        shape, dtype = stored[name].shape, stored[name].dtype
         if shape != tensors[name].tensor_shape:
             wrong.append(f"{name} has {shape}, must have {tensors[name].tensor_shape}")
         elif dtype not in _files.FLOATS:
@@ -412,17 +408,17 @@ def _problems(
             wrong.append(f"{name} is {dtype}, must be {names}")
     copies = {}
     if config.tie_word_embeddings and num_labels is None:
-        copies = {c: n for c, n in family.tied.items() if c in stored.names}
+        copies = {c: n for c, n in family.tied.items() if c in stored}
     if not (missing or wrong):
         wrong += [
             f"{copy} is not {name}, as tie_word_embeddings in {CONFIG} says (false would "
             "train both)"
             for copy, name in copies.items()
-            if not np.array_equal(stored.array(copy), stored.array(name))
+            if not np.array_equal(stored[copy].array(), stored[name].array())
         ]
     unexpected = [
         name
-        for name in stored.names - tensors.keys() - copies.keys() - also
+        for name in stored - tensors.keys() - copies.keys() - also
         if not family.useless.fullmatch(name)
         and not (num_labels is not None and is_language_head(name))
         and not (name == "lm_head.bias" and "lm_head.decoder.bias" in tensors)
@@ -441,21 +437,21 @@ def _problems(
     ]
 
 
-def _read(leaf: _Leaf, stored: _files.Stored, place: Any) -> jax.Array:
+def _read(leaf: _Leaf, stored: Mapping[str, Tensor], place: Any) -> jax.Array:
     """Reads one leaf, tensor by tensor, into the array that is kept."""
     dtype, is_stacked = leaf.dtype, LanguageModel.is_stacked(leaf.path)
     if place is not None:
 
         def part(layer: int, index: tuple[slice, ...]) -> np.ndarray:
-            read = stored.part(leaf.names[layer], leaf.reverse(index))
+            read = stored[leaf.names[layer]].part(leaf.reverse(index))
             return np.ascontiguousarray(leaf.transpose(read), dtype)
 
         if is_stacked:
             return _placing.stacked(leaf.shape, dtype, place, part)
-        return _placing.whole(leaf.shape, place, part)
+        return _placing.whole(leaf.shape, place, functools.partial(part, 0))
 
     def read(name: str) -> np.ndarray:
-        return np.ascontiguousarray(leaf.transpose(stored.array(name)), dtype)
+        return np.ascontiguousarray(leaf.transpose(stored[name].array()), dtype)
 
     if not is_stacked:
         (name,) = leaf.names
@@ -473,26 +469,17 @@ def _read_adapters(
 ) -> dict[str, jax.Array]:
     """Reads the leaves of an adapter, or of a head, stored as we have them."""
     want = {p: leaf.shape for p, leaf in wanted.items() if adapter_only(p)}
-    with _files.open_file(path) as file:
-        have = {
-            name: tuple(file.get_slice(name).get_shape()) for name in [*file.keys()]
-        }
-        # A head is in the weights, or here where they are elsewhere; few tasks read it.
-        alike = want.keys() & have.keys()
-        want, have = (
-            {p: x for p, x in of.items() if _is_adapter(p) or p in alike}
-            for of in (want, have)
-        )
-        problems = [
-            f"{name} has {have.get(name, 'no value')}, must have {want.get(name, 'none')}"
-            for name in want.keys() | have.keys()
-            if want.get(name) != have.get(name)
-        ]
-        if problems:
-            raise ValueError(
-                f"{path} does not fit the model: {_files.listed(problems)}"
-            )
-        return {name: jnp.asarray(file.get_tensor(name), jnp.float32) for name in want}
+    stored = _files.arrays(path)
+    have = {name: x.shape for name, x in stored.items()}
+    # A head is in the weights, or here where they are elsewhere; few tasks read it.
+    alike = want.keys() & have.keys()
+    want, have = (
+        {p: x for p, x in of.items() if _is_adapter(p) or p in alike}
+        for of in (want, have)
+    )
+    if problems := _files.misfits(want, have):
+        raise ValueError(f"{path} does not fit the model: {_files.listed(problems)}")
+    return {name: jnp.asarray(stored[name], jnp.float32) for name in want}
 
 
 # --- saving ------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class _Config:
             if fields.get(name, forms[0]) not in (None, *forms):
                 raise ValueError(f"{name} must be {forms[0]!r}, got {fields[name]!r}")
         foreign = _OWN - {*family["own"]}
-        fields = {**family["assumed"], **_before_five(fields)}
+        fields = {**family["assumed"], **cls._given(fields)}
         known = {f.name: f for f in dataclasses.fields(cls) if f.name not in foreign}
         required = [n for n, f in known.items() if f.default is dataclasses.MISSING]
         required += family.get("stated", [])
@@ -95,6 +95,10 @@ class _Config:
         if missing:
             raise ValueError(f"config must have {', '.join(missing)}, got {[*fields]}")
         return cls(**{n: fields[n] for n in known if fields.get(n) is not None})
+
+    @classmethod
+    def _given(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return _before_five(fields)
 
     def to_json(self) -> dict[str, Any]:
         """Returns fields of a ``config.json`` that Hugging Face reads as the same model."""
@@ -216,13 +220,7 @@ class ModernBertConfig(_Config):
         _ = self.looks  # Its rotations check what they are given.
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Reads the configuration of a ``config.json``; irrelevant fields are dropped.
-
-        Raises:
-          ValueError: another family, an option in a form that is not supported, or a
-            field that is missing.
-        """
+    def _given(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
         given = _before_five(fields)
         if given.get("rope_scaling") is not None:
             raise ValueError(
@@ -233,7 +231,7 @@ class ModernBertConfig(_Config):
         for name, kind in names.items():  # of transformers 5
             if given.get(name) is not None:
                 given[f"{kind}_rope_theta"] = given[name]
-        return super().from_json(given)
+        return given
 
     @property
     def layer_norm_eps(self) -> float:

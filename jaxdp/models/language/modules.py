@@ -524,7 +524,6 @@ class _Prefixes(nn.Module):
 class Head(nn.Module):
     """Transform of a masked language model's head: dense layer, GELU, layer norm."""
 
-    width: int
     config: RobertaConfig | ModernBertConfig
     dtype: Any
     view: View = as_it_is
@@ -532,7 +531,7 @@ class Head(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         bias = self.config.mlp_bias
-        y = Dense(self.width, self.dtype, self.view, bias, name="dense")(x)
+        y = Dense(x.shape[-1], self.dtype, self.view, bias, name="dense")(x)
         y = jax.nn.gelu(y, approximate=False)
         return Norm(self.config, self.dtype, self.view, name="norm")(y)
 

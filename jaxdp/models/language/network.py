@@ -213,7 +213,7 @@ class LanguageModel:
 
     def _head(self, view: View) -> Head:
         config: Any = self.config
-        return Head(config.hidden_size, config, self._dtype(), view)
+        return Head(config, self._dtype(), view)
 
     def _classifier(self, view: View) -> Classifier:
         return Classifier(self.num_labels or 0, self.config, self._dtype(), view)

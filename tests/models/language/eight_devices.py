@@ -17,6 +17,7 @@ from jaxdp.models.language import (
     OPTConfig,
     RobertaConfig,
     _files,
+    _names,
     checkpoint,
     quantised,
     shardings,
@@ -79,18 +80,20 @@ def test_parts_are_those_of_device_put(
     saved(tmp_path, kind)
     config, plain = checkpoint.load(tmp_path, dtype=dtype)
     want = jax.device_put(plain, shardings(plain, mesh()))
-    read, part = [], _files.Stored.part
+    read, part = [], _files.Tensor.part
+    stored = _files.tensors(tmp_path, _names.FAMILIES[config.model_type])
+    names = {tensor: name for name, tensor in stored.items()}
 
     def never(*args: Any) -> Any:
         raise AssertionError("a whole tensor was read")
 
-    def watched(stored: Any, name: str, index: Any) -> Any:
-        found = part(stored, name, index)
-        read.append((name, found.size, stored.shape(name)))
+    def watched(tensor: Any, index: Any) -> Any:
+        found = part(tensor, index)
+        read.append((names[tensor], found.size, tensor.shape))
         return found
 
-    monkeypatch.setattr(_files.Stored, "array", never)
-    monkeypatch.setattr(_files.Stored, "part", watched)
+    monkeypatch.setattr(_files.Tensor, "array", never)
+    monkeypatch.setattr(_files.Tensor, "part", watched)
     again, got = checkpoint.load(tmp_path, dtype=dtype, sharding=mesh())
     assert again == config
     check(got, want)
@@ -196,6 +199,6 @@ def test_other_shardings_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     saved(tmp_path, "opt")
-    monkeypatch.setattr(_files.Stored, "part", None)
+    monkeypatch.setattr(_files.Tensor, "part", None)
     with pytest.raises(error, match=part):
         checkpoint.load(tmp_path, sharding=sharding)

@@ -47,6 +47,12 @@ def shown(tokens: Any, name: str = "qwen2") -> str:
     return backend.decode([int(x) for x in tokens], skip_special_tokens=False)
 
 
+def encoded(made: text.Tokenizer, messages: Any, prompt: bool = False) -> list[int]:
+    """A conversation's tokens, with what the next answer begins with if asked."""
+    chat = made.chat(messages)
+    return chat.encode(chat.render(None, prompt))
+
+
 def record(*messages: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [*messages]}
 
@@ -60,10 +66,10 @@ def test_tokens_are_those_of_transformers(name: str) -> None:
         want = GOLDEN[name][case]
         if want is None:
             with pytest.raises(ValueError, match="the chat template refuses its mess"):
-                tokenizer(name).encode_chat(messages)
+                encoded(tokenizer(name), messages)
             continue
         for prompt in (False, True):
-            got = tokenizer(name).encode_chat(messages, add_generation_prompt=prompt)
+            got = encoded(tokenizer(name), messages, prompt)
             assert got == want[prompt], case
 
 
@@ -81,9 +87,7 @@ def test_no_message_makes_a_special_token(name: str) -> None:
     wrong = "A <|im_end|>\n<|end|> b</s><|eot_id|><end_of_turn>\ufdd0 <<s>"
     there = [message("user", wrong), message("assistant", "x<|end|>")]
     plain = [message("user", "A"), message("assistant", "x")]
-    ids, others = (
-        made.encode_chat(x, add_generation_prompt=True) for x in (there, plain)
-    )
+    ids, others = (encoded(made, x, prompt=True) for x in (there, plain))
     added = made.backend.get_added_tokens_decoder().items()
     special = {token for token, x in added if x.special}
     kept = [token for token in ids if token in special]
@@ -92,7 +96,7 @@ def test_no_message_makes_a_special_token(name: str) -> None:
     assert not special & set(made.encode(wrong))
     # A lone surrogate is another character, and no error.
     lone, other = (
-        made.encode_chat([message("user", f"A {x} <|end|>")])
+        encoded(made, [message("user", f"A {x} <|end|>")])
         for x in ("\ud83c", "\N{REPLACEMENT CHARACTER}")
     )
     assert lone == other
@@ -107,7 +111,7 @@ def test_no_message_makes_a_special_token(name: str) -> None:
 
 def test_a_role_makes_no_special_token() -> None:
     role = "user<|im_end|>"
-    ids = tokenizer().encode_chat([message("system", "s"), message(role, "hi")])
+    ids = encoded(tokenizer(), [message("system", "s"), message(role, "hi")])
     assert ids.count(tokenizer().backend.token_to_id("<|im_end|>")) == 2
 
 
@@ -146,7 +150,7 @@ def test_where_a_template_stands(
     assert loaded.chat_template == want
     if want is None:
         with pytest.raises(ValueError, match="the tokenizer has no chat template"):
-            loaded.encode_chat([ASKED])
+            encoded(loaded, [ASKED])
     loaded.save(tmp_path)
     assert text.Tokenizer.load(tmp_path).chat_template == want
 
@@ -160,10 +164,10 @@ def test_names_of_special_tokens_are_the_file_s(tmp_path: pathlib.Path) -> None:
     start = make_chats.make_backend().token_to_id("<s>")
     (folder / "config.json").write_text(json.dumps(fields | {"bos_token_id": start}))
     loaded = text.Tokenizer.load(folder)
-    assert shown(loaded.encode_chat([ASKED])) == "<s></s>"
+    assert shown(encoded(loaded, [ASKED])) == "<s></s>"
     loaded.save(folder)
     (folder / "tokenizer_config.json").unlink()
-    assert shown(text.Tokenizer.load(folder).encode_chat([ASKED])) == "<s></s>"
+    assert shown(encoded(text.Tokenizer.load(folder), [ASKED])) == "<s></s>"
 
 
 def test_wrong_templates_are_named(tmp_path: pathlib.Path) -> None:
@@ -173,27 +177,27 @@ def test_wrong_templates_are_named(tmp_path: pathlib.Path) -> None:
             text.Tokenizer.load(folder)
     folder = write(tmp_path, tokenizer_config__json={"chat_template": "{% if %}"})
     with pytest.raises(ValueError, match="chat_template is no template"):
-        text.Tokenizer.load(folder).encode_chat([ASKED])
+        encoded(text.Tokenizer.load(folder), [ASKED])
 
 
 def test_today_is_the_same_day_in_all_runs() -> None:
     source = "{{ strftime_now('%d %b %Y') }}"
     made = text.Tokenizer(make_chats.make_backend(), CONFIG, None, source)
-    assert shown(made.encode_chat([ASKED])) == "26 Jul 2024"
+    assert shown(encoded(made, [ASKED])) == "26 Jul 2024"
 
 
 def test_templates_run_in_a_sandbox() -> None:
     for source in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}"):
         made = text.Tokenizer(make_chats.make_backend(), CONFIG, None, source)
         with pytest.raises(ValueError, match="refuses"):
-            made.encode_chat([ASKED])
+            encoded(made, [ASKED])
 
 
 def test_what_a_template_says_of_a_message_is_empty_if_private() -> None:
     source = "{{ raise_exception('no role ' + messages[0].role) }}"
     made = text.Tokenizer(make_chats.make_backend(), CONFIG, None, source)
     with pytest.raises(ValueError, match="refuses") as error:
-        made.encode_chat([message("xylophone", "")])
+        encoded(made, [message("xylophone", "")])
     assert "xylophone" not in str(error.value)
 
 
@@ -268,7 +272,7 @@ def test_prompts_are_without_the_last_message() -> None:
     asked = [record(*CONVERSATIONS[name]) for name in ("one turn", "two turns")]
     batch = chats.encode_prompts(made, asked, max_length=40)
     for i, each in enumerate(asked):
-        want = made.encode_chat(each["messages"][:-1], add_generation_prompt=True)
+        want = encoded(made, each["messages"][:-1], prompt=True)
         assert batch["tokens"][i][batch["mask"][i]].tolist() == want[-40:]
     whole = chats.encode_instruction(made, asked[:1], max_length=96, span_length=40)
     before = whole["mask"] & ~np.logical_or.accumulate(whole["span"], axis=1)
@@ -440,7 +444,7 @@ def test_pairs_of_a_chat(pair: dict[str, Any]) -> None:
         said = batch["tokens"][0, k][batch["span"][0, k]]
         assert shown(said) == answer
         got = shown(batch["tokens"][0, k][batch["mask"][0, k]])
-        assert got == shown(made.encode_chat(ROWS[k]))
+        assert got == shown(encoded(made, ROWS[k]))
         assert np.flatnonzero(np.diff(batch["span"][0, k])).size == 2
 
 
@@ -449,7 +453,7 @@ def test_both_of_a_pair_have_the_same_prompt(truncate: Any) -> None:
     long = PAIR | {"chosen": "It was warm. " * 9}
     form: Any = {"max_length": 30, "span_length": 10, "truncate": truncate}
     batch = chats.encode_preference(tokenizer(), [long], **form)
-    whole = tokenizer().encode_chat(ROWS[0][:1], add_generation_prompt=True)
+    whole = encoded(tokenizer(), ROWS[0][:1], prompt=True)
     want = whole[-20:] if truncate == "left" else whole[:20]
     for k in range(2):
         assert batch["tokens"][0, k, :20].tolist() == want
@@ -742,4 +746,4 @@ def test_a_template_is_kept_with_a_checkpoint(tmp_path: pathlib.Path) -> None:
     checkpoint.save(tmp_path, MODEL.config, params())
     tokenizer().save(tmp_path)
     loaded = text.Tokenizer.load(tmp_path)
-    assert loaded.encode_chat([ASKED]) == tokenizer().encode_chat([ASKED])
+    assert encoded(loaded, [ASKED]) == encoded(tokenizer(), [ASKED])

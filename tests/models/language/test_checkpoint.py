@@ -1,4 +1,3 @@
-import contextlib
 import json
 import pathlib
 import pickle
@@ -512,12 +511,11 @@ def test_tensors_are_read_without_mapping_their_file(
     """Mapped pages stay in memory beside what is made of them."""
     values = np.linspace(-2, 2, 2**22).reshape(2, -1).astype(jnp.dtype(dtype))
     save_file({"first": values[0], "w": values}, tmp_path / "model.safetensors")
-    with contextlib.ExitStack() as stack:
-        family = _names.FAMILIES["opt"]
-        stored = _files.Stored(tmp_path, family, stack)
-        before = mapped_bytes()
-        read = stored.array(family.full_name("w"))
-        assert mapped_bytes() - before < values.nbytes / 4
+    family = _names.FAMILIES["opt"]
+    stored = _files.tensors(tmp_path, family)[family.full_name("w")]
+    before = mapped_bytes()
+    read = stored.array()
+    assert mapped_bytes() - before < values.nbytes / 4
     assert read.dtype == values.dtype
     assert read.tobytes() == values.tobytes()
 

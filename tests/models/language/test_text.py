@@ -152,6 +152,98 @@ def test_special_tokens_are_the_model_s(file: str, tmp_path: pathlib.Path) -> No
         text.Tokenizer.load(tmp_path)
 
 
+#: Special tokens of folders on Hugging Face's hub: of config.json (bos, eos), of
+#: generation_config.json, and what the tokenizer names (bos, eos, pad).
+FOLDERS: dict[str, tuple[str, Any, Any, dict[str, int]]] = {
+    "Llama-2": ("llama", (1, 2), 2, {"bos": 1, "eos": 2}),
+    # An early one: its chat's end in generation_config.json alone.
+    "Llama-3-Instruct": (
+        *("llama", (128000, 128001), [128001, 128009]),
+        {"bos": 128000, "eos": 128009},
+    ),
+    "Mistral with ChatML": ("mistral", (1, 32000), None, {"bos": 1, "eos": 32000}),
+    "Qwen2.5": ("qwen2", (151643, 151643), 151643, {"eos": 151643, "pad": 151643}),
+    "Qwen2.5-Instruct": (
+        *("qwen2", (151643, 151645), [151645, 151643]),
+        {"eos": 151645, "pad": 151643},
+    ),
+    "Qwen2.5, tuned on chats": (
+        *("qwen2", (151643, 151643), None),
+        {"eos": 151645, "pad": 151643},
+    ),
+    # Its beginning is not the one that its config.json says.
+    "DeepSeek-R1-Distill-Qwen": (
+        *("qwen2", (151643, 151643), 151643),
+        {"bos": 151646, "eos": 151643, "pad": 151643},
+    ),
+    "gemma-3-it": ("gemma3_text", (2, [1, 106]), [1, 106], {"bos": 2, "eos": 1}),
+    "Phi-3": ("phi3", (1, 32000), [32000, 32007], {"bos": 1, "eos": 32000}),
+    "SmolLM3": ("smollm3", (128000, 128012), 128012, {"eos": 128012}),
+    "Qwen2.5, its chat's end in config.json alone": (
+        *("qwen2", (None, 151645), None),
+        {"eos": 151643, "end": 151645},
+    ),
+    "no names": ("llama", (1, 2), None, {}),
+}
+
+
+def decoder_folder(
+    folder: pathlib.Path,
+    kind: str,
+    special: Any,
+    generation: Any,
+    named: dict[str, int],
+    words: int = 3,
+) -> pathlib.Path:
+    """A folder without weights, whose tokenizer has some words and what it names."""
+    vocabulary = {f"w{i}": i for i in range(words)}
+    vocabulary |= {f"<{token}>": token for token in named.values()}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "w0"))
+    backend.add_special_tokens([f"<{token}>" for token in named.values()])
+    backend.save(str(folder / "tokenizer.json"))
+    bos, eos = special
+    config = tiny_config(
+        kind, vocab_size=151936, bos_token_id=bos, eos_token_id=eos, pad_token_id=0
+    )
+    write_config(folder, config)
+    names = {f"{x}_token": f"<{token}>" for x, token in named.items() if x != "end"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    if generation is not None:
+        fields = json.dumps({"eos_token_id": generation})
+        (folder / "generation_config.json").write_text(fields)
+    return folder
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_decoders_tokenizers_are_taken(name: str, tmp_path: pathlib.Path) -> None:
+    """Tables of tokens are padded, and chats end with tokens of their own."""
+    loaded = text.Tokenizer.load(decoder_folder(tmp_path, *FOLDERS[name]))
+    assert loaded.config.vocab_size == 151936
+
+
+QWEN = (151643, [151645, 151643])
+
+
+@pytest.mark.parametrize(
+    ("special", "named"),
+    [
+        (QWEN, {"eos": 5}),
+        (QWEN, {"eos": 5, "pad": 0}),
+        (QWEN, {"bos": 4, "eos": 5}),
+        (QWEN, {"pad": 0}),  # No token is the model's end.
+        (QWEN, {}),
+        ((1, 2), {"bos": 2, "eos": 1}),  # Each is the other's.
+        ((2, 0), {"bos": 1, "eos": 1}),
+    ],
+)
+def test_a_decoder_s_tokenizer_of_another_model_is_refused(
+    special: Any, named: dict[str, int], tmp_path: pathlib.Path
+) -> None:
+    folder = decoder_folder(tmp_path, "qwen2", special, None, named, words=50)
+    with pytest.raises(ValueError, match=r"belongs to another model: of its 5.* names"):
+        text.Tokenizer.load(folder)
+
+
 def test_a_decoder_s_texts_begin_with_what_its_tokenizer_adds(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from bench import _lm_experiments as bench
+from bench._lm_experiments import EXPERIMENTS
 from jaxdp import accounting, sampling
-from jaxdp.cli import options
+from jaxdp.cli.finetune_options import RECIPES
 from jaxdp.models.language import tasks, text
-from jaxdp.models.language.experiments import EXPERIMENTS, Experiment
 
 # Tables of the paper: data, and no code but their reader.
 pytestmark = pytest.mark.slow
@@ -31,40 +31,31 @@ def test_names_and_sizes() -> None:
 
 
 @ALL
-def test_settings_fit_together(e: Experiment) -> None:
-    roberta = e.model.startswith("roberta")
-    assert hasattr(tasks, e.kind)
+def test_settings_fit_together(e: bench.Experiment) -> None:
+    said, roberta = RECIPES[e.name], e.name.startswith("roberta")
+    assert hasattr(tasks, said["task"])
     assert hasattr(tasks, e.metric)
-    assert (e.label_field is None) != (e.answer_field is None)
-    target = e.label_field or e.answer_field
-    fields = (*text.template_fields(e.template), target)
+    target = said.get("label_field") or said["answer_field"]
+    fields = (*text.template_fields(said["template"]), target)
     assert len(set(fields)) == len(fields) >= 2
-    assert len(e.label_words) == len(e.classes) == len(set(e.label_words))
-    assert (e.kind == "prompt") == roberta == (e.template.count("{mask}") == 1)
-    generation = e.kind == "generation"
-    assert generation == (not e.classes) == (e.metric == "token_f1")
-    assert generation == (e.answer_field is not None)
-    assert (e.span_length is None) == roberta
-    assert e.l2_clip_norm in e.l2_clip_norms
-    assert e.learning_rate in e.learning_rates
-    assert e.max_length <= (512 if roberta else 2048)
+    classes, words = said.get("labels", ()), said.get("label_words", ())
+    assert len(words) == len(classes) == len(set(words))
+    prompt, generation = (said["task"] == kind for kind in ("prompt", "generation"))
+    assert prompt == roberta == (said["template"].count("{mask}") == 1)
+    assert generation == (not classes) == (e.metric == "token_f1")
+    assert generation == ("answer_field" in said) == ("label_field" not in said)
+    assert ("span_length" not in said) == roberta
+    assert said["l2_clip_norm"] in e.l2_clip_norms
+    assert said["learning_rate"] in e.learning_rates
+    assert said["direction"] == e.directions[0]
+    assert said["max_length"] <= (512 if roberta else 2048)
     assert (e.smoothing_radius, e.delta, len(e.data_seeds)) == (1e-3, 1e-5, 3)
     # One word each.
-    assert all(word.isalpha() and word.islower() for word in e.label_words)
+    assert all(word.isalpha() and word.islower() for word in words)
 
 
 @ALL
-def test_options_are_those_of_the_command(e: Experiment) -> None:
-    known = {field.name for field in dataclasses.fields(options.Finetune)}
-    assert set(e.options) <= known
-    assert {"task", "template", "num_steps", "l2_clip_norm", "direction"} <= set(
-        e.options
-    )
-    assert None not in e.options.values()
-
-
-@ALL
-def test_plan_of_full_batches(e: Experiment) -> None:
+def test_plan_of_full_batches(e: bench.Experiment) -> None:
     plan = bench.plan(
         e,
         epsilon=2.0,
@@ -80,7 +71,7 @@ def test_plan_of_full_batches(e: Experiment) -> None:
 
 
 @ALL
-def test_plan_without_noise(e: Experiment) -> None:
+def test_plan_without_noise(e: bench.Experiment) -> None:
     """MeZO, with and without a clip; batches are Poisson samples in all plans."""
     plan = bench.plan(e, epsilon=math.inf, relation="zero_out", direction="rademacher")
     assert (plan.noise_multiplier, plan.l2_clip_norm) == (0.0, math.inf)
