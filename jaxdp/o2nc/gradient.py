@@ -40,8 +40,8 @@ class PrivateOracleState(NamedTuple):
     previous: Any  # params of the last release; public
     # shape=(d,), dtype=float32, or Parts of it; the last released gradient
     estimate: Any
-    # shape=(1,), dtype=float32; norm of the last released increment; or (2,), with the count
-    # of clip tuning, zero where a step released none
+    # shape=(1,), dtype=float32; norm of the last released increment; or (2,), with the
+    # count of clip tuning, zero where a step released none
     release: jax.Array
     counts: Any  # shape=(), key of the noise on counts, or None; secret
     # shape=(2,), dtype=float32; clip of restarts in this period and in the next, or None: a
@@ -86,10 +86,11 @@ def private_oracle(
       is a function of them.) One record moves the sum of a step that reads it by at most
       the phase's clip, or its share by the distance from the last query; in a single pass
       one step reads it. Where the plan tunes its clips a restart releases a count besides,
-      which one record moves by a half, or by one if replaced. Where ``phase`` is not that of the step, no record is read: what
-      comes out is noise. ``init`` begins a run: keys from entropy serve one, and ``update``
-      must not be called twice with one state on different data. Noise is discrete Gaussian,
-      added to the integer sum; contributions are rounded towards zero.
+      which one record moves by a half, or by one if replaced. Where ``phase`` is not that
+      of the step, no record is read: what comes out is noise. ``init`` begins a run: keys
+      from entropy serve one, and ``update`` must not be called twice with one state on
+      different data. Noise is discrete Gaussian, added to the integer sum; contributions
+      are rounded towards zero.
 
     Raises:
       As :func:`jaxdp.dpgd`; ValueError also for a phase that the plan does not have.
@@ -211,9 +212,6 @@ def private_oracle(
             microbatch_size=microbatch_size,
             axis_name=axis_name,
         )
-        if restart and tuning is not None:
-            following = clip.at[1].set(next_clip(tuning, clip[0], within[0]))
-            clip = jnp.where(where.at == 0, following, clip)
         increment = run_state.zero_where_done(active, increment)
         estimate = increment
         if not restart:
@@ -222,11 +220,15 @@ def private_oracle(
         tree = parts.join(estimate, params, moves)
         out = jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), tree, params)
         released = optax.tree.norm(increment).reshape(1)
-        if tuning is not None:
-            within = within if restart else jnp.zeros((1,), jnp.float32)
+        if tuning is not None and clip is not None:
+            if restart:
+                following = clip.at[1].set(next_clip(tuning, clip[0], within[0]))
+                clip = jnp.where(where.at == 0, following, clip)
+            else:
+                within = jnp.zeros((1,), jnp.float32)
+            clip = jnp.where(active, clip, state.clip)
             within = run_state.zero_where_done(active, within)
             released = jnp.concatenate([released, within])
-            clip = jnp.where(active, clip, state.clip)
         return out, state._replace(
             horizon=horizon,
             noise=correlated,

@@ -90,7 +90,9 @@ def sums_of(plan: Any) -> CorrelatedSums | WeighedSums:
     }
     if (tuning := plan.clip_tuning) is not None:
         numbers["count_noise_multiplier"] = tuning.count_noise_multiplier
-        if plan.multi_pass:  # A record is in all of them, or as below in a sample of them.
+        if (
+            plan.multi_pass
+        ):  # A record is in all of them, or as below in a sample of them.
             counts = steps_of(plan.num_steps, period)["restart"]
             share = clips["restart"][1] / plan.num_examples
             numbers["count_share"] = math.sqrt(counts) * share

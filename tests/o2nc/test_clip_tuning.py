@@ -53,6 +53,10 @@ def make(**changes: Any) -> plans.O2NC:
     return plans.O2NC(**(base | changes))
 
 
+def count_grid_of(plan: plans.O2NC) -> Any:
+    return plan.numbers.count_grid
+
+
 def squares(params: jax.Array, batch: jax.Array) -> jax.Array:
     """A record's gradient is its number, in every coordinate; so is a change of one."""
     return batch * jnp.sum(params + params**2 / 2)
@@ -87,10 +91,12 @@ def test_a_record_moves_releases_by_what_is_charged_whatever_the_clip(
     """Of both phases, in units of the noise: twice the bound; the count by one at most."""
     plan = make(num_steps=6, noise_multiplier=0.0)
     tx, step = stepped(plan, squares)
-    grids, count_grid = plan.numbers.noise.grids, plan.numbers.count_grid
+    grids, count_grid = plan.numbers.noise.grids, count_grid_of(plan)
     clip = jnp.full(2, grids["restart"].l2_clip_norm * factor, jnp.float32)
     before = tx.init(jnp.zeros(D))._replace(clip=clip)
-    changes = step(before, jnp.zeros(D), 0, jnp.zeros(40), jnp.ones(B1, bool), "restart")
+    changes = step(
+        before, jnp.zeros(D), 0, jnp.zeros(40), jnp.ones(B1, bool), "restart"
+    )
     for phase, rows in (("restart", B1), ("difference", B2)):
         state, t = (before, 0) if phase == "restart" else (changes, 1)
         # At zero the gradient is a record's number; from there to one it grows by that.
@@ -138,7 +144,7 @@ def test_noise_is_that_of_the_plan_over_clips_that_move_at_restarts() -> None:
     first = plan.numbers.noise.grids["restart"].l2_clip_norm
     assert float(seen[0][1].clip[0]) == np.float32(first)
     unit, std = drawn.unit_of_means(plan), drawn.std_of_node(plan)
-    count_grid = plan.numbers.count_grid
+    count_grid = count_grid_of(plan)
     root = keys_lib.stream(KEYS.noise, "counts", context=int(plan.digest[:8], 16))
     count_std = drawn.whole(3.0 * 2 * 2**count_grid.bits)
     for t, (increment, after) in enumerate(seen):
@@ -225,7 +231,7 @@ def test_sums_and_counts_are_charged_as_one(relation: Any, several: bool) -> Non
     assert float(tuned.epsilon()) == pytest.approx(float(plain.epsilon()), rel=1e-6)
     moves = drawn.moves(tuned)
     columns = np.square(tuned.correlation.strategy()).sum(axis=0)
-    count_grid = tuned.numbers.count_grid
+    count_grid = count_grid_of(tuned)
     of_count = (moves * 2**count_grid.bits / count_grid.noise_std) ** 2
     costs = []
     for t in range(tuned.num_steps):
@@ -247,7 +253,7 @@ def test_samples_and_counts_are_charged_by_step() -> None:
     plan = make(**changes, noise_multiplier=1.5)
     restarts, size = 4, 300
     ours = plan.step_std("restart") * size / plan.restart_l2_clip_norm
-    count = plan.numbers.count_grid
+    count = count_grid_of(plan)
     halves = count.noise_std / 2**count.bits  # Over a half, as the sum's over the clip.
     assert halves / 2 == pytest.approx(3.0 * math.sqrt(restarts) * 0.3, rel=1e-4)
     both = (ours**-2 + halves**-2) ** -0.5
