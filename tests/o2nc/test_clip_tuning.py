@@ -272,6 +272,13 @@ def test_samples_and_counts_are_charged_by_step() -> None:
     assert 2.99 < calibrated.epsilon() <= 3.0
 
 
+def test_a_shortened_plan_still_restarts_twice() -> None:
+    short = jaxdp.auditing.shortened(make(), 1)
+    assert isinstance(short, plans.O2NC) and short.clip_tuning == TUNING
+    assert (short.num_steps, short.sampling.period) == (2, 1)
+    assert short.epsilon() == pytest.approx(make().epsilon(), rel=1e-6)
+
+
 @pytest.mark.parametrize("changes", [{}, SEVERAL], ids=["one pass", "several"])
 def test_counts_need_a_share_of_the_noise(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="count_noise_multiplier must exceed"):
