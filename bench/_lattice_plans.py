@@ -130,6 +130,7 @@ LATTICE_PLANS: dict[str, Any] = {
     "O2NC, values, buffers": _o2nc({"prefix_noise": "blt_2"}),
     "O2NC, values, tree": _o2nc({"prefix_noise": "tree"}),
     "O2NC, gradients": _o2nc(_GRADIENTS),
+    "O2NC, clip tuning": _o2nc({"prefix_noise": "tree", "clip_tuning": _TUNING}),
     "O2NC, several passes, moved": _o2nc(
         _SEVERAL, {"scale_with_movement": True}, epsilon=1.0
     ),

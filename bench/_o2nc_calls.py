@@ -51,7 +51,7 @@ def estimates(
     none = run_state.gaussian(key, 0, size, std=0)
 
     def one(record: Any, place: jax.Array) -> jax.Array:
-        found = variance_reduced.release_increment(
+        found, _ = variance_reduced.release_increment(
             free.numbers,
             of.value_fn,
             x,

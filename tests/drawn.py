@@ -142,7 +142,7 @@ def node_std(plan: Any) -> float:
             for k in range(0, period, apart)
         )
     columns = np.linalg.norm(matrix, axis=0)
-    return plan.noise_multiplier * float(np.max(np.array(leaves) * columns))
+    return noise_of_sum(plan) * float(np.max(np.array(leaves) * columns))
 
 
 def _size(plan: Any, phases: list[str], t: int) -> float:

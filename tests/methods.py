@@ -364,7 +364,7 @@ SEVERAL = ORACLE | {
 }
 
 
-def _o2nc(name: str, bounds: dict[int, float], **fields: Any) -> Method:
+def _o2nc(name: str, bounds: dict[int, float] | None, **fields: Any) -> Method:
     def estimate(updates: Any, state: Any) -> Any:
         del updates
         return state.oracle.estimate
@@ -549,6 +549,8 @@ METHODS = (
         TABLE.uniform(),
     ),
     _o2nc("o2nc", {0: 2 / 5, 5: 2 / 2}, **ORACLE),
+    # Whose clips move with its releases: the bound is of the first period alone.
+    _o2nc("o2nc-tuned", None, **ORACLE, clip_tuning=TUNING),
     _o2nc(
         "o2nc-gradients",
         {0: 2 / N},

@@ -120,6 +120,8 @@ def _shorter_sums(plan: Any, num_steps: int) -> Any:
 
 def _shorter_increments(plan: Any, num_steps: int) -> Any:
     """Shortens the periods too, so that there are two; with no more records than needed."""
+    if plan.clip_tuning is not None:  # One restart has no next one, where clips move.
+        num_steps = max(num_steps, 2)
     if plan.num_steps <= num_steps:
         return plan
     period = min(plan.sampling.period, max(num_steps // 2, 1))

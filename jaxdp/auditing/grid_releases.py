@@ -323,12 +323,16 @@ def of_increments(plan: Any, public: Keys, unit: Unit) -> Mechanism:
             state = state._replace(estimate=jnp.zeros(dim))
             _, state = tx.update(None, state, query(t), **given)
             seen[f"{names[t]}, step {t}"] = state.estimate
+            if t == 0 and plan.clip_tuning is not None:
+                seen[_COUNT] = state.release[-1]
         return seen
 
     readings = {
         f"{names[t]}, step {t}": _reading_of(plan.grid(names[t]), norms[t])
         for t in range(steps)
     }
+    if plan.clip_tuning is not None:
+        readings[_COUNT] = _reading_of(plan.numbers.count_grid)
     return Mechanism(run, readings, 2 * _held(plan, dim), plan)
 
 
@@ -336,7 +340,15 @@ def _of_estimated_slopes(plan: Any, public: Keys, unit: Unit) -> Mechanism:
     width = plan.num_directions
     dim, steps = max(16, 4 * width), min(plan.num_steps, max(STEPS // width, 1))
     (phase,) = plan.phases
-    grid, start = plan.grid(phase.name), {"x": jnp.zeros(dim)}
+    grid, start, clip = plan.grid(phase.name), {"x": jnp.zeros(dim)}, None
+    tuned = plan.clip_tuning is not None
+    if tuned:
+        clip = jnp.full(2, grid.l2_clip_norm, jnp.float32)
+
+    def seen(_: Any, after: Any) -> dict[str, jax.Array]:
+        count = {_COUNT: after.release[-1]} if tuned else {}
+        return {"slopes": after.estimate} | count
+
     run = _scanned(
         plan,
         public,
@@ -345,7 +357,8 @@ def _of_estimated_slopes(plan: Any, public: Keys, unit: Unit) -> Mechanism:
         steps,
         _along(_ONE * _unit_of(grid), plan.smoothing_radius / math.sqrt(dim)),
         lambda keys, _: private_oracle(plan, keys),
-        lambda _, after: {"slopes": after.estimate},
+        seen,
+        clip,
     )
 
     # What the estimate of a step is of the slopes that were released.
@@ -364,6 +377,8 @@ def _of_estimated_slopes(plan: Any, public: Keys, unit: Unit) -> Mechanism:
     inverse = np.linalg.pinv(np.asarray(bases(), np.float64))
     reading = _reading_of(grid, plan.correlation.increment_norms()[0])
     readings = {"slopes": reading._replace(inverse=inverse)}
+    if tuned:
+        readings[_COUNT] = _reading_of(plan.numbers.count_grid)
     return Mechanism(run, readings, steps * max(dim, _held(plan, width)), plan)
 
 

@@ -56,7 +56,8 @@ def transcripts(
       float32 (len(data), num_runs, num_steps, R): releases in standard deviations of the
       claimed noise. R is the number of directions, and one more if the clip is tuned; of
       gradients that of their coordinates. Of ``plans.O2NC`` it is d + 1: the increment of
-      the released estimate (at least as many coordinates as slopes), and its logged norm.
+      the released estimate (at least as many coordinates as slopes), a count before the
+      last if the clip is tuned, and the increment's logged norm.
     """
     seeds, public = run_seeds(num_runs, seed), Keys.insecure(seed)
     own = make_keys(seeds)
@@ -261,8 +262,14 @@ def _released(
         # Of a slope it moves the estimate by a direction, over how many there are.
         slopes = plan.describe().slopes
         length = math.sqrt(update.size) / slopes if slopes else 1.0
-        released = jnp.append(after.oracle.estimate - kept, after.release)
-        return released, plan.step_std(phase) * length
+        released = jnp.append(after.oracle.estimate - kept, after.release[::-1])
+        std = plan.step_std(phase) * length
+        if plan.clip_tuning is None:
+            return released, std
+        of_count = plan.numbers.count_grid
+        std *= after.oracle.clip[0] / plan.grid("restart").l2_clip_norm
+        count = of_count.noise_std * of_count.noise_unit
+        return released, jnp.full(len(released), std).at[-2].set(count)
     if plan.isotropic:
         # One number, the coordinate along a direction of the length sqrt(d).
         return after.release, plan.noise_std / math.sqrt(update.size)

@@ -49,6 +49,7 @@ ROLES = {
     "values": 13,  # direction root: of synthetic records, once their shares are public
     "rounding": 14,  # direction root: up or down, of parameters of 16 bits
     "points": 15,  # direction root: in the ball of a certificate
+    "counts": 16,  # noise root: of records within a clip, beside correlated noise
 }
 
 #: What one ``Keys`` from entropy serves: each of these once, in any order. Their draws are

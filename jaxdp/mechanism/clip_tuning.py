@@ -29,10 +29,11 @@ class ClipTuning:
     Attributes:
       target_unclipped_quantile: :math:`\gamma` in (0, 1), the share of records that are
         not to be clipped.
-      learning_rate: :math:`\eta` in (0, 100], per step.
+      learning_rate: :math:`\eta` in (0, 100], per step; of ``O2NC`` per restart.
       count_noise_multiplier: standard deviation of the noise on the count over how far one
         record moves it (1 where a record is replaced, a half otherwise). It must exceed
-        the plan's ``noise_multiplier``, which is that of the pair.
+        the plan's ``noise_multiplier``, which is that of the pair; of ``O2NC`` in several
+        passes, of all sums and all counts of a run.
 
     Example:
       >>> import jaxdp

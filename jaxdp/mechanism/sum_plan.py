@@ -246,7 +246,7 @@ class SumPlan(Plan):
     def _correlated(self, steps_per_pass: int) -> CorrelatedNumbers:
         """Returns the numbers of noise that restarts after so many steps, at the latest."""
         grids = {phase: self.grid(phase) for phase in self.clips}
-        noise = validate.has_noise(self.noise_multiplier)
+        noise = self.sums.sum_noise
         return CorrelatedNumbers(
             self.run, self.correlation, MappingProxyType(grids), steps_per_pass, noise
         )

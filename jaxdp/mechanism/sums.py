@@ -34,6 +34,10 @@ class _Mechanism:
     """Fields that every mechanism has; they and its properties are as in ``SumPlan``.
 
     ``guarantee`` is that of all releases, and ``stds`` are shown by a table besides.
+
+    Attributes:
+      count_noise_multiplier: of the counts that are released besides, while
+        ``noise_multiplier`` is that of both together; None where there are none.
     """
 
     num_examples: int
@@ -41,6 +45,7 @@ class _Mechanism:
     sampling: sampling.AnySampler
     relation: Relation
     noise_multiplier: float | None
+    count_noise_multiplier: float | None = None
 
     #: Whether more steps cost more.
     charges_steps = True
@@ -54,6 +59,22 @@ class _Mechanism:
     def moves(self) -> float:
         """Sensitivity of a sum over the clip."""
         return accounting.sensitivity(self.relation, 1.0)
+
+    @property
+    def sum_noise(self) -> float:
+        """Noise multiplier of the sums that leaves room for the counts.
+
+        Sums and counts together cost one Gaussian release of ``noise_multiplier``.
+        """
+        pair, count = self.noise, self.count_noise_multiplier
+        if count is None or pair == 0:
+            return pair
+        if count <= pair:
+            raise ValueError(
+                "count_noise_multiplier must exceed the plan's noise_multiplier = "
+                f"{pair:.6g}, which pays for sum and count together, got {count!r}"
+            )
+        return (pair**-2 - count**-2) ** -0.5
 
     def _equal(
         self,
@@ -104,14 +125,11 @@ class Sums(_Mechanism):
       l2_clip_norm: C, bound on one record's contribution.
       law: of the noise.
       numbers: largest number of noised values of a step.
-      count_noise_multiplier: of the count that a step releases besides, while
-        ``noise_multiplier`` is that of the pair; None where it releases none.
     """
 
     l2_clip_norm: float
     law: laws.Law = laws.LAWS["discrete"]
     numbers: int = accounting.MAX_NUMBERS
-    count_noise_multiplier: float | None = None
 
     @property
     def sensitivity(self) -> float:
@@ -127,22 +145,6 @@ class Sums(_Mechanism):
     def clips(self) -> dict[str, tuple[float, float]]:
         """Clip norm and normalizer of each phase, by the phase's name."""
         return {"step": (self.l2_clip_norm, self.normalizer)}
-
-    @property
-    def sum_noise(self) -> float:
-        """Noise multiplier of the sum that leaves room for the count.
-
-        Sum and count together cost one Gaussian release of ``noise_multiplier``.
-        """
-        pair, count = self.noise, self.count_noise_multiplier
-        if count is None or pair == 0:
-            return pair
-        if count <= pair:
-            raise ValueError(
-                "count_noise_multiplier must exceed the plan's noise_multiplier = "
-                f"{pair:.6g}, which pays for sum and count together, got {count!r}"
-            )
-        return (pair**-2 - count**-2) ** -0.5
 
     @property
     def noise_std(self) -> float:
@@ -208,12 +210,15 @@ class _Means(_Mechanism):
       phases: of a period.
       correlation: noise kernel of one period, which holds the matrix C.
       slopes: of how many released numbers a coordinate of the estimate is the mean.
+      count_share: noise multiplier of one count over ``count_noise_multiplier``, that of
+        all that a record may be in.
     """
 
     clips: Mapping[str, tuple[float, float]]
     phases: tuple[Phase, ...]
     correlation: noises.PrefixNoise
     slopes: int = 1
+    count_share: float = 1.0
 
     #: Constant 1, because the bounded and noised quantities are means.
     normalizer = 1.0
@@ -232,8 +237,19 @@ class _Means(_Mechanism):
     @property
     def node_std(self) -> float:
         """Standard deviation sigma of one coordinate of one node's noise."""
-        noise = self.noise
+        noise = self.sum_noise
         return noise * self.sensitivity if noise else 0.0
+
+    @property
+    def count_grid(self) -> Grid | None:
+        """Grid of a restart's count, to which a record gives a half or its negative."""
+        if self.count_noise_multiplier is None:
+            return None
+        size = self.clips["restart"][1]
+        in_clips = self.count_noise_multiplier * self.count_share * self.moves
+        bits = clip.grid_bits(self.rows_of("restart"), in_clips)
+        units = in_clips * 2**bits if self.noise else 0.0
+        return Grid(0.5, bits, size, accounting.integer_std(units))
 
     @functools.cached_property
     def leaf_sensitivities(self) -> np.ndarray:
@@ -404,7 +420,7 @@ class WeighedSums(_Means):
         return self.node_std / math.sqrt(self.slopes)
 
     def step_std(self, phase: str) -> float:
-        return self.noise * self.unit_stds.get(phase, 0.0) if self.noise else 0.0
+        return self.sum_noise * self.unit_stds.get(phase, 0.0) if self.noise else 0.0
 
     @property
     def stds(self) -> dict[str, float]:
@@ -415,6 +431,11 @@ class WeighedSums(_Means):
         sampler, noise = self.sampling, self.noise
         if not noise or math.isinf(self.sensitivity):
             return accounting.full_batch_gaussian(noise, 1, self.relation)
+        if (count := self.count_noise_multiplier) is not None:
+            # Of less noise on counts than on all, which a plan refuses but calibration
+            # may try, this is the cost of another plan's.
+            count = count if count > noise else 2 * noise
+            noise = (noise**-2 - count**-2) ** -0.5
         # Of the noise on a phase's sums.
         multipliers = {
             name: noise
@@ -423,6 +444,9 @@ class WeighedSums(_Means):
             / accounting.sensitivity(self.relation, bound)
             for name, (bound, size) in self.clips.items()
         }
+        if count is not None:  # A restart's sum and its count are one release.
+            both = multipliers["restart"] ** -2 + (count * self.count_share) ** -2
+            multipliers["restart"] = both**-0.5
         counts = steps_of(self.num_steps, self.correlation.period)
         parts = [
             laws.guarantee(

@@ -7,12 +7,17 @@ r"""Private gradient estimates as running sums of released changes.
 from one restart to the next. In a single pass the noise :math:`n` is correlated over the
 period, so that what adds up in :math:`\tilde g_t` stays small. The bracket is evaluated
 first: un-noised data are never rounded at the scale of the rest.
+
+A clip that is tuned moves at restarts alone. Each release over its clip is that of the
+plan, whatever was released before, and a clip that moved at every step would cost no more.
+But noise that is correlated cancels in a running sum only if all of it has one scale.
 """
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxdp.core import correlated_noise, run_state
@@ -20,6 +25,7 @@ from jaxdp.core import keys as keys_lib
 from jaxdp.core.types import PathPredicate, ValueFn
 from jaxdp.kernels import parts
 from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.mechanism.clip_tuning import next_clip
 from jaxdp.mechanism.plan import Plan
 from jaxdp.o2nc import oracle
 from jaxdp.sampling import batches
@@ -34,9 +40,15 @@ class PrivateOracleState(NamedTuple):
     previous: Any  # params of the last release; public
     # shape=(d,), dtype=float32, or Parts of it; the last released gradient
     estimate: Any
-    release: jax.Array  # shape=(1,), dtype=float32; norm of the last released increment
+    # shape=(1,), dtype=float32; norm of the last released increment; or (2,), with the
+    # count of clip tuning, zero where a step released none
+    release: jax.Array
+    counts: Any  # shape=(), key of the noise on counts, or None; secret
+    # shape=(2,), dtype=float32; clip of restarts in this period and in the next, or None: a
+    # constant; public
+    clip: Any
 
-    SECRET = ("noise",)
+    SECRET = ("noise", "counts")
     __repr__ = run_state.hiding_repr
     count, exhausted = run_state.count, run_state.exhausted
 
@@ -73,10 +85,12 @@ def private_oracle(
       their sum. (An oracle of slopes releases ``num_directions`` numbers, and its estimate
       is a function of them.) One record moves the sum of a step that reads it by at most
       the phase's clip, or its share by the distance from the last query; in a single pass
-      one step reads it. Where ``phase`` is not that of the step, no record is read: what
-      comes out is noise. ``init`` begins a run: keys from entropy serve one, and ``update``
-      must not be called twice with one state on different data. Noise is discrete Gaussian,
-      added to the integer sum; contributions are rounded towards zero.
+      one step reads it. Where the plan tunes its clips a restart releases a count besides,
+      which one record moves by a half, or by one if replaced. Where ``phase`` is not that
+      of the step, no record is read: what comes out is noise. ``init`` begins a run: keys
+      from entropy serve one, and ``update`` must not be called twice with one state on
+      different data. Noise is discrete Gaussian, added to the integer sum; contributions
+      are rounded towards zero.
 
     Raises:
       As :func:`jaxdp.dpgd`; ValueError also for a phase that the plan does not have.
@@ -113,6 +127,11 @@ def private_oracle(
     carried, run = numbers.noise, numbers.noise.run
     start = run_state.new_horizon(run, private=keys.private and carried.noisy)
     direction = keys_lib.stream(keys.direction, "direction", context=run.context)
+    tuning, count_grid = numbers.clip_tuning, numbers.count_grid
+    root = clips = None
+    if tuning is not None:
+        root = keys_lib.stream(keys.noise, "counts", context=run.context)
+        clips = np.full(2, carried.grids["restart"].l2_clip_norm, np.float32)
     shared = run_state.shared_leaves(shardings)
 
     def init_fn(params: Any) -> PrivateOracleState:
@@ -124,12 +143,16 @@ def private_oracle(
         apart = parts.leaves_apart(params, shared)
         size = oracle.release_size(numbers, params, moves, apart)
         begun = (start, correlated_noise.begin(carried, keys, size), direction, params)
-        at, noise, root, previous = jax.tree.map(jnp.array, begun)
+        at, noise, way, previous, counts, clip = jax.tree.map(
+            jnp.array, (*begun, root, clips)
+        )
         sections = parts.sections(params, moves, apart)
         zeros = lambda section: jnp.zeros(section.shape, jnp.float32)  # noqa: E731
         estimate = jax.tree.map(zeros, sections)
-        release = jnp.zeros((1,), jnp.float32)
-        return PrivateOracleState(at, noise, root, previous, estimate, release)
+        release = jnp.zeros((1 if tuning is None else 2,), jnp.float32)
+        return PrivateOracleState(
+            at, noise, way, previous, estimate, release, counts, clip
+        )
 
     def update_fn(
         updates: Any,
@@ -165,7 +188,12 @@ def private_oracle(
         noise, correlated = correlated_noise.draw(
             carried, state.noise, where, size, phase
         )
-        increment = oracle.release_increment(
+        clip, counted = state.clip, None
+        if clip is not None:
+            clip = jnp.where(where.at == 0, clip[1], clip)
+        if restart and count_grid is not None:
+            counted = run_state.gaussian(state.counts, count, 1, count_grid.noise_std)
+        increment, within = oracle.release_increment(
             numbers,
             value_fn,
             params,
@@ -179,6 +207,8 @@ def private_oracle(
             moves=moves,
             apart=apart,
             stacked=stacked,
+            restart_clip=None if clip is None else clip[0],
+            count_noise=counted,
             microbatch_size=microbatch_size,
             axis_name=axis_name,
         )
@@ -189,9 +219,23 @@ def private_oracle(
         estimate = run_state.zero_where_done(active, estimate)
         tree = parts.join(estimate, params, moves)
         out = jax.tree.map(lambda g, p: g.astype(jnp.result_type(p)), tree, params)
-        norm = optax.tree.norm(increment).reshape(1)
-        return out, PrivateOracleState(
-            horizon, correlated, state.direction, params, estimate, norm
+        released = optax.tree.norm(increment).reshape(1)
+        if tuning is not None and clip is not None:
+            if restart:
+                following = clip.at[1].set(next_clip(tuning, clip[0], within[0]))
+                clip = jnp.where(where.at == 0, following, clip)
+            else:
+                within = jnp.zeros((1,), jnp.float32)
+            clip = jnp.where(active, clip, state.clip)
+            within = run_state.zero_where_done(active, within)
+            released = jnp.concatenate([released, within])
+        return out, state._replace(
+            horizon=horizon,
+            noise=correlated,
+            previous=params,
+            estimate=estimate,
+            release=released,
+            clip=clip,
         )
 
     return run_state.transformation(init_fn, update_fn)

@@ -19,6 +19,10 @@ things: its errors, in :mod:`jaxdp.o2nc.theory.estimators`, and the command's re
 
 The sum that the noise is added to holds this step's records alone: no un-noised running
 estimate exists anywhere.
+
+Plans that tune their clips also release at restarts how many records lie within the clip,
+each of them counted as a half for or against. Both clips move by one factor, from one
+restart to the next, and their noise with them: over its clip, a step's noise stays.
 """
 
 import dataclasses
@@ -28,13 +32,16 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxdp.core import release
 from jaxdp.core.correlated_noise import CorrelatedNumbers
-from jaxdp.core.types import PathPredicate, ValueFn
+from jaxdp.core.types import Grid, PathPredicate, ValueFn
 from jaxdp.kernels import finite_difference, parts, smoothed_gradient, sphere
 from jaxdp.kernels.finite_difference import AxisName
+from jaxdp.kernels.fixed_point import Fixed
+from jaxdp.mechanism.clip_tuning import ClipTuning
 
 Name = Literal["zeroth_order", "first_order", "scalar"]
 Direction = Literal["orthonormal", "sphere", "ball"]
@@ -45,6 +52,8 @@ class IncrementNumbers(NamedTuple):
     """Frozen numbers of a plan that the oracles read."""
 
     noise: CorrelatedNumbers
+    count_grid: Grid | None  # of clip tuning's counts
+    clip_tuning: ClipTuning | None
     oracle: Name
     max_step: float
     scale_with_movement: bool
@@ -53,6 +62,22 @@ class IncrementNumbers(NamedTuple):
     direction: str
     difference: str
     share_directions: bool
+
+    def grid(self, phase: str, restart_clip: jax.Array | None) -> Grid:
+        """Returns the grid of a phase, of the plan or of another clip at restarts.
+
+        Its noise is in units of the clip, so that both are multiplied by one factor.
+        """
+        grid = self.noise.grids[phase]
+        if restart_clip is None:
+            return grid
+        factor = restart_clip / np.float32(self.noise.grids["restart"].l2_clip_norm)
+        # Of a clip that moves, a share is taken: the plan's own is as large.
+        least = 1e-22 if self.scale_with_movement else 1e-30
+        bound = jnp.clip(
+            grid.l2_clip_norm * factor, np.float32(least), np.float32(1e30)
+        )
+        return grid._replace(l2_clip_norm=bound)
 
 
 class Question(NamedTuple):
@@ -141,10 +166,12 @@ def release_increment(
     moves: PathPredicate,
     apart: parts.Apart = parts.NONE,
     stacked: PathPredicate | None = None,
+    restart_clip: jax.Array | None = None,
+    count_noise: Fixed | None = None,
     microbatch_size: int | None = None,
     axis_name: AxisName | None = None,
-) -> Any:
-    """Releases (sum of clipped vectors + noise) / normalizer.
+) -> tuple[Any, jax.Array]:
+    """Releases (sum of clipped vectors + noise) / normalizer, and a count.
 
     Args:
       numbers: estimators, and the grid of each phase.
@@ -163,15 +190,19 @@ def release_increment(
       moves: which leaves move; they have d elements.
       apart: leaves that stay apart, as in ``kernels.parts``.
       stacked: leaves whose first axis counts layers.
+      restart_clip: shape=(), public; None where the plan does not tune it.
+      count_noise: (1,), of the count of records within the clip; secret. None where it is
+        not released.
       microbatch_size: records evaluated at once. Changes neither bound nor noise.
       axis_name: mesh axis whose devices share the records, as in
         :func:`jaxdp.dpzero.oracle.release_slopes`.
 
     Returns:
       float32 (d,), or ``kernels.parts.Parts``: released; or, of slopes, a function of
-      what is.
+      what is. And float32 (1,), the noised count over the normalizer, or (0,) without one.
     """
-    grid, oracle = numbers.noise.grids[phase], ORACLES[numbers.oracle]
+    grid, oracle = numbers.grid(phase, restart_clip), ORACLES[numbers.oracle]
+    count_grid = None if count_noise is None else numbers.count_grid
     if numbers.scale_with_movement and phase == "difference":
         moved = jax.tree.map(
             lambda x, y: jnp.asarray(x, jnp.float32) - jnp.asarray(y, jnp.float32),
@@ -196,19 +227,25 @@ def release_increment(
         place = (some, places, key)
         asked = Question(numbers, value_fn, points, place, draw, moves, apart)
         rows = oracle.rows(asked)
+        if count_grid is not None:
+            return release.counted_sum(grid, count_grid, rows, kept)
         return release.bounded_sum(grid, rows, kept)
 
     summed = finite_difference.sum_microbatches(
         total, ((records, places), mask), microbatch_size, axis_name
     )
+    count = jnp.zeros((0,), jnp.float32)
+    if count_grid is not None:
+        summed, counted = summed
+        count = release.noised_mean(count_grid, counted, count_noise)
     released = release.noised_mean(grid, summed, noise)
     if not oracle.slopes:
-        return released
+        return released, count
     like = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.float32), params
     )
     combined = finite_difference.combine(released, draw(key), like)
-    return _vector(combined, moves, apart)
+    return _vector(combined, moves, apart), count
 
 
 def _drawer(

@@ -14,6 +14,7 @@ from jaxdp.core.types import PathPredicate, Perturbation, Relation, ValueFn
 from jaxdp.kernels import smoothed_gradient
 from jaxdp.kernels.finite_difference import AxisName
 from jaxdp.mechanism import blt
+from jaxdp.mechanism.clip_tuning import ClipTuning
 from jaxdp.mechanism.design import Design, given, ideal_factor
 from jaxdp.mechanism.kept import kept
 from jaxdp.mechanism.plan import Contributions, Description
@@ -76,8 +77,12 @@ class O2NC(SumPlan):
         ``jaxdp.kernels.prefix_noise.NAMES``; of several passes ``"independent"``.
       blt_numbers: of a buffered Toeplitz C, in place of those that ship for the name; see
         :meth:`with_optimised_noise`.
+      clip_tuning: None, or how both clips move from the plan's, by one factor. It follows
+        the norms at restarts, one count each, and moves there alone: ``learning_rate`` is
+        per restart. In several passes ``count_noise_multiplier`` is of all counts together.
+        The clips of differences keep their ratio to those of restarts.
       theorem: where :meth:`from_theorem` or :meth:`certified` chose the numbers: what they
-        promise. None elsewhere, and where a number was changed since.
+        promise. None elsewhere, where a number was changed since, and where clips move.
 
     Example:
       >>> import jaxdp
@@ -114,6 +119,9 @@ class O2NC(SumPlan):
     learning_rate: float | None = None
     reset: bool = True
     skip_last_query: bool = False
+    clip_tuning: ClipTuning | None = dataclasses.field(
+        default=None, metadata={"omit_none": True}
+    )
     theorem: Design | None = None
 
     family: ClassVar[str] = "o2nc"
@@ -125,6 +133,7 @@ class O2NC(SumPlan):
     samplers: ClassVar[tuple[type, ...]] = (SinglePassRestarts, MultiPassRestarts)
     nested: ClassVar[dict[str, Any]] = {
         "blt_numbers": blt.BLTNumbers,
+        "clip_tuning": ClipTuning,
         "theorem": functools.partial(Design.read, {"promise": bounds.GoldsteinPromise}),
     }
     extras: ClassVar[tuple[str, ...]] = ("goldstein_radius",)
@@ -144,6 +153,12 @@ class O2NC(SumPlan):
         validate.instance(self.samplers, sampling=self.sampling)
         releases.check(self)
         super().__post_init__()
+        if self.clip_tuning is not None and self.num_steps <= self.sampling.period:
+            raise ValueError(
+                "clip_tuning must be None where a run has one restart, for clips move at "
+                f"the next one, got num_steps = {self.num_steps} and sampling.period = "
+                f"{self.sampling.period}"
+            )
         self._drop_design()
 
     def _perturbed(self, dim: int) -> Perturbation:
@@ -169,8 +184,9 @@ class O2NC(SumPlan):
 
     @kept
     def numbers(self) -> IncrementNumbers:
-        noise, names = self._correlated(self.num_steps), IncrementNumbers._fields[1:]
-        return IncrementNumbers(noise, *(getattr(self, name) for name in names))
+        noise, names = self._correlated(self.num_steps), IncrementNumbers._fields[2:]
+        given = (getattr(self, name) for name in names)
+        return IncrementNumbers(noise, self.sums.count_grid, *given)
 
     @kept
     def driver(self) -> driver.DriverNumbers:
@@ -181,6 +197,8 @@ class O2NC(SumPlan):
     with_optimised_noise = blt.with_optimised_noise
 
     def _fulfils(self, design: Design) -> bool:
+        if self.clip_tuning is not None:
+            return False
         # Across a query that is skipped a change is over two steps.
         skips = self.skip_last_query and self.sampling.period > 1
         if skips or self.sampling != _sampler(design):

@@ -20,6 +20,7 @@ from jaxdp import accounting
 from jaxdp.core import validate
 from jaxdp.kernels.sphere import MAX_ORTHONORMAL
 from jaxdp.mechanism import blt
+from jaxdp.mechanism.clip_tuning import ClipTuning
 from jaxdp.mechanism.sum_plan import check_clip
 from jaxdp.mechanism.sums import CorrelatedSums, WeighedSums, steps_of
 from jaxdp.o2nc.oracle import ORACLES
@@ -66,6 +67,10 @@ def check(plan: Any) -> None:
             f"a share of it, got {plan.l2_clip_norm!r}"
         )
     blt.check_names(plan.prefix_noise, plan.blt_numbers)
+    if plan.clip_tuning is not None:
+        validate.instance(ClipTuning, clip_tuning=plan.clip_tuning)
+        if math.isinf(plan.l2_clip_norm):
+            raise ValueError("clip_tuning must be None without finite clips")
 
 
 def sums_of(plan: Any) -> CorrelatedSums | WeighedSums:
@@ -83,6 +88,14 @@ def sums_of(plan: Any) -> CorrelatedSums | WeighedSums:
         "correlation": blt.kernel(plan.prefix_noise, plan.blt_numbers, period),
         "slopes": plan.num_directions if ORACLES[plan.oracle].slopes else 1,
     }
+    if (tuning := plan.clip_tuning) is not None:
+        numbers["count_noise_multiplier"] = tuning.count_noise_multiplier
+        if (
+            plan.multi_pass
+        ):  # A record is in all of them, or as below in a sample of them.
+            counts = steps_of(plan.num_steps, period)["restart"]
+            share = clips["restart"][1] / plan.num_examples
+            numbers["count_share"] = math.sqrt(counts) * share
     if not plan.multi_pass:
         return CorrelatedSums(**numbers)
     # As if all records were read: a sample's larger share is paid less often.

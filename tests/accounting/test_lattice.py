@@ -389,6 +389,7 @@ FAMILIES: dict[str, tuple[Any, int]] = {
         10 * MANY,
     ),
     "restarts": (o2nc(), 24 * MANY),
+    "restarts, tuned clips": (o2nc(clip_tuning=TUNING), 24 * MANY),
     "several passes": (
         o2nc(sampling=sampling.MultiPassRestarts(period=8), prefix_noise="independent"),
         24 * MANY,

@@ -439,6 +439,30 @@ MUTATIONS = (
         "moved",
     ),
     Mutation(
+        "noise that moves twice where clips move once",
+        INCREMENT,
+        "    released = release.noised_mean(grid, summed, noise)\n",
+        "    factor = grid.l2_clip_norm / numbers.noise.grids[phase].l2_clip_norm\n"
+        "    units = jnp.round(noise.high * factor).astype(jnp.int32)\n"
+        "    noise = noise._replace(high=units)\n"
+        "    released = release.noised_mean(grid, summed, noise)\n",
+        "tuned",
+    ),
+    Mutation(
+        "noise of a restart's count halved",
+        SUMS_OF_PLANS,
+        "return Grid(0.5, bits, size, accounting.integer_std(units))",
+        "return Grid(0.5, bits, size, accounting.integer_std(units / 2))",
+        "tuned",
+    ),
+    Mutation(
+        "counts of several passes charged as one",
+        "jaxdp/o2nc/releases.py",
+        "math.sqrt(counts) * share",
+        "share",
+        test="tests/o2nc/test_clip_tuning.py::test_sums_and_counts_are_charged_as_one",
+    ),
+    Mutation(
         "gradients clipped one by one",
         INCREMENT,
         ROWS,

@@ -96,6 +96,17 @@ ORACLE_PLANS: dict[str, dict[str, Any]] = {
     "moved": SEVERAL | {"scale_with_movement": True},
     "gradients": SEVERAL | GRADIENTS,
     "gradients of one pass": GRADIENTS,
+    # Most of the budget is the count's, which a record that is zeroed moves. The second
+    # period has smaller clips, for in the first one nothing reaches them.
+    "tuned": GRADIENTS
+    | {
+        "relation": "zero_out",
+        "clip_tuning": plans.ClipTuning(
+            target_unclipped_quantile=0.01,
+            learning_rate=2.0,
+            count_noise_multiplier=2.4,
+        ),
+    },
     "slopes": {
         "oracle": "scalar",
         "sampling": sampling.SinglePassRestarts(period=1, restart_batch_size=2),
