@@ -18,6 +18,7 @@ some judged by the public records: read its accuracies as slightly optimistic. S
 are not in a run's epsilon.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -53,6 +54,8 @@ class Method(NamedTuple):
 
 
 RELATION, DELTA = "replace_one", 1e-5
+#: Without noise and clip a recipe is that of another algorithm.
+FREE: dict[str, Any] = {"dpzero": "mezo", "dpgd": "gd"}
 #: Rows of a batch over its expected records: more are cut off, which is accounted for.
 ROWS = 4 / 3
 
@@ -144,11 +147,15 @@ def problem(corpus: Corpus, start: Pretrained, moving: Moving) -> Problem:
 
 
 def run(of: Problem, method: Method, epsilon: float | None, seed: int) -> float:
-    """Accuracy after a run by ``Keys.insecure(seed)``; without epsilon, without noise."""
+    """Accuracy after a run by ``Keys.insecure(seed)``.
+
+    Without epsilon it has no noise, and with an infinite one no clip either.
+    """
+    free = epsilon == math.inf
     count = len(of.train["tokens"])
     plan = recipes.make_plan(
         method.recipe,
-        method.algorithm,
+        FREE[method.algorithm] if free else method.algorithm,
         num_examples=count,
         sampling=sampling.TruncatedPoisson(
             sampling_prob=method.batch / count,
@@ -166,7 +173,7 @@ def run(of: Problem, method: Method, epsilon: float | None, seed: int) -> float:
         of.params,
         of.train,
         value_fn=of.task.value_fn,
-        optimizer=recipes.make_optimizer(method.recipe),
+        optimizer=recipes.make_optimizer(method.recipe, of.trainable),
         trainable=of.trainable,
         stacked=LanguageModel.is_stacked if method.algorithm == "dpzero" else None,
     )
