@@ -8,6 +8,7 @@ The interface is :class:`jaxdp.kernels.prefix_noise.PrefixNoise`.
 """
 
 import dataclasses
+import numbers
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -438,6 +439,7 @@ def falling(column: Sequence[float], name: str) -> tuple[float, ...]:
     """Returns a first column of :class:`Banded`, checked.
 
     Raises:
+      TypeError: it is no list, tuple or one-dimensional array of numbers.
       ValueError: it does not begin with 1, or a number is negative, or larger than the one
         before it.
 
@@ -448,15 +450,23 @@ def falling(column: Sequence[float], name: str) -> tuple[float, ...]:
       >>> toeplitz_noise.falling([1, 0.5, 0.75], "column")
       Traceback (most recent call last):
           ...
-      ValueError: column must fall from 1, with no number below 0, got (1.0, 0.5, 0.75)
+      ValueError: column must fall from 1, with no number below 0, got 0.75 at index 2
     """
-    numbers = tuple(map(float, column))
-    pairs = zip(numbers, (*numbers[1:], 0.0), strict=True)
-    if not (numbers[:1] == (1.0,) and all(a >= b for a, b in pairs)):
-        raise ValueError(
-            f"{name} must fall from 1, with no number below 0, got {numbers}"
-        )
-    return numbers
+    given = column.tolist() if isinstance(column, np.ndarray) else column
+    if not (isinstance(given, list | tuple) and all(map(_is_real, given))):
+        kind = type(column).__name__
+        raise TypeError(f"{name} must be a list or tuple of numbers, got a {kind}")
+    expected = f"{name} must fall from 1, with no number below 0, got"
+    if not given:
+        raise ValueError(f"{expected} none")
+    for i, number in enumerate(given):
+        if not 0 <= number <= (given[i - 1] if i else 1) or (i == 0 and number != 1):
+            raise ValueError(f"{expected} {number!r} at index {i}")
+    return tuple(float(number) + 0.0 for number in given)  # Of two zeros the positive.
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 @dataclasses.dataclass(frozen=True)

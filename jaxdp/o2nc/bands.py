@@ -33,8 +33,8 @@ def optimised_bands(
     Args:
       period: T, steps of one period.
       bands: how many numbers may differ from 0; those beyond the period are left out.
-      separation: steps between two of a period that read the same record; None where a
-        period reads it once.
+      separation: steps between two of a period that read the same record, at least
+        ``bands``; None where a period reads it once.
 
     Returns:
       Numbers that fall from 1 and are at least 0, of six decimal places.
@@ -70,6 +70,7 @@ def optimised_bands(
         bounds=[(0.0, 1.0)] * (len(first) - 1),
         options={"ftol": 1e-14, "gtol": 1e-8},
     ).x
-    # Where bands reach over two steps of a record, the best ones may rise again.
+    # The best ones fall, but for what the search leaves. (They would not, where bands reach
+    # over two steps of a record.)
     column = np.minimum.accumulate(np.concatenate([np.ones(1), found]))
     return tuple(column.round(_PLACES).tolist())

@@ -199,10 +199,11 @@ class PrefixSum(SumPlan):
 
         Args:
           bands: over how many steps noise is correlated; None is the plan's own, else the
-            steps of a pass.
+            steps of a pass. With cyclic samplers no more than these: a row of C would hold
+            two steps of a record.
 
         Raises:
-          ValueError: more bands than a plan of sampled groups allows, or none.
+          ValueError: more bands than that, or none.
 
         Example:
           >>> import jaxdp
@@ -217,10 +218,12 @@ class PrefixSum(SumPlan):
           >>> round(found.noise_std / plan.noise_std, 2), found.epsilon() == plan.epsilon()
           (0.91, True)
         """
+        separation = getattr(self.sums, "separation", None)
+        most = self._num_groups or separation
         if bands is None:
             bands = self.bands or len(self.coefficients or ()) or self.steps_per_pass
-        validate.integer(bands=bands, at_most=self._num_groups)
-        separation = getattr(self.sums, "separation", None)
+            bands = min(bands, most or bands)
+        validate.integer(bands=bands, at_most=most)
         found = optimised_bands(self.noise_period, bands, separation)
         return dataclasses.replace(
             self,

@@ -578,8 +578,17 @@ def test_coefficients_refuse() -> None:
         sampled(**OWN, bands=2)
     with pytest.raises(ValueError, match="blt_numbers must have as many buffers"):
         cyclic(**OWN, blt_numbers=plans.BLTNumbers((0.5,), (0.5,)))
-    with pytest.raises(ValueError, match="bands must be an integer >= 1 and <= 6"):
-        sampled().with_optimised_bands(7)
+    for plan in (sampled(), cyclic()):
+        most = getattr(plan.sums, "separation", None) or 6
+        with pytest.raises(ValueError, match=f"bands must be an integer .* <= {most}"):
+            plan.with_optimised_bands(most + 1)
+    wide = cyclic(prefix_noise="sqrt_toeplitz", bands=20)
+    assert wide.with_optimised_bands().noise_std < wide.noise_std
+    for column in ("10", (1.0, None), ((1.0,),), (True, False), 1.0, np.eye(2)):
+        with pytest.raises(TypeError, match="coefficients must be a list or tuple of"):
+            sampled(**OWN | {"coefficients": column})
+    zeros = [sampled(**OWN | {"coefficients": (1.0, zero)}) for zero in (0.0, -0.0)]
+    assert zeros[0].digest == zeros[1].digest
 
 
 def test_sampled_bands_refuse() -> None:
