@@ -34,8 +34,8 @@ def calibrate_noise_multiplier(
       The noise_multiplier. It never costs more than ``epsilon``, and is the least one to
       within 1e-12 of itself for closed forms, 1e-5 for other accountants, and 1e-4 where
       their tables of very small losses are rounded by as much. Where epsilon jumps from one
-      noise to the next, less than asked for is spent. (Coarser grids say where to look; what
-      is returned was accounted in full.)
+      noise to the next, less than asked for is spent. (Coarser grids say where to look;
+      what is returned was accounted in full.)
 
     Raises:
       ValueError: an argument is out of range, or no noise_multiplier costs as little (or

@@ -884,8 +884,8 @@ MUTATIONS = (
     Mutation(
         "numbers of a plan's own that may be negative",
         "kernels/toeplitz_noise.py",
-        "(*numbers[1:], 0.0)",
-        "(*numbers[1:], -1.0)",
+        "if not 0 <= number <=",
+        "if not -1 <= number <=",
         test=f"{TESTS_OF_SUMS}::test_coefficients_refuse",
     ),
     Mutation(
