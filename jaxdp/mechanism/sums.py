@@ -431,38 +431,41 @@ class WeighedSums(_Means):
         sampler, noise = self.sampling, self.noise
         if not noise or math.isinf(self.sensitivity):
             return accounting.full_batch_gaussian(noise, 1, self.relation)
-        if (count := self.count_noise_multiplier) is not None:
-            # Of less noise on counts than on all, which a plan refuses but calibration
-            # may try, this is the cost of another plan's.
-            count = count if count > noise else 2 * noise
-            noise = (noise**-2 - count**-2) ** -0.5
-        # Of the noise on a phase's sums.
-        multipliers = {
-            name: noise
-            * self.unit_stds[name]
-            * size
-            / accounting.sensitivity(self.relation, bound)
-            for name, (bound, size) in self.clips.items()
-        }
-        if count is not None:  # A restart's sum and its count are one release.
-            both = multipliers["restart"] ** -2 + (count * self.count_share) ** -2
-            multipliers["restart"] = both**-0.5
+        count = self.count_noise_multiplier
+        left = noise**-2 - (count**-2 if count else 0.0)  # For the sums.
+        if left <= 0:
+            # A plan refuses this, but calibration may try it: counts alone, of so much
+            # noise, as if that of the sums were infinite from here on.
+            multipliers = {"restart": noise * self.count_share}
+        else:
+            of_sums = left**-0.5 if count else noise
+            # Of the noise on a phase's sums.
+            multipliers = {
+                name: of_sums
+                * self.unit_stds[name]
+                * size
+                / accounting.sensitivity(self.relation, bound)
+                for name, (bound, size) in self.clips.items()
+            }
+            if count is not None:  # A restart's sum and its count are one release.
+                both = multipliers["restart"] ** -2 + (count * self.count_share) ** -2
+                multipliers["restart"] = both**-0.5
         counts = steps_of(self.num_steps, self.correlation.period)
-        parts = [
-            laws.guarantee(
+        parts = {
+            name: laws.guarantee(
                 laws.LAWS["discrete"],
                 sampler.of_phase(name),  # pyright: ignore[reportArgumentType]
                 self.relation,
                 num_examples=self.num_examples,
                 num_steps=counts[name],
-                noise_multiplier=multipliers[name],
+                noise_multiplier=multiplier,
                 among_sampled=sampler.amplifies,
             )
-            for name in self.clips
+            for name, multiplier in multipliers.items()
             if counts[name]
-        ]
-        least = min(multipliers[name] for name in self.clips if counts[name])
-        return self._drawn(accounting.composed(parts), least)
+        }
+        least = min(multipliers[name] for name in parts)
+        return self._drawn(accounting.composed([*parts.values()]), least)
 
 
 Mechanism = Sums | CorrelatedSums | WeighedSums

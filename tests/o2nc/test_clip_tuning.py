@@ -272,6 +272,29 @@ def test_samples_and_counts_are_charged_by_step() -> None:
     assert 2.99 < calibrated.epsilon() <= 3.0
 
 
+@pytest.mark.parametrize("share", [0.8, 0.95])
+def test_calibration_comes_close_to_the_noise_of_the_counts(share: float) -> None:
+    """The cost goes on beyond it without a jump, and the search turns back."""
+    count = 22.58
+    plan = make(
+        **SEVERAL
+        | {
+            "num_examples": 2000,
+            "sampling": sampling.MultiPassRestarts(
+                period=3, restart_sampling_prob=0.5, sampling_prob=0.005
+            ),
+            "restart_l2_clip_norm": 98.0,
+            "l2_clip_norm": 200.0,
+            "clip_tuning": dataclasses.replace(TUNING, count_noise_multiplier=count),
+        },
+        noise_multiplier=share * count,
+    )
+    budget = 1.01 * plan.epsilon(delta=1e-6)
+    found = plan.calibrate(epsilon=budget, delta=1e-6)
+    assert found.noise_multiplier == pytest.approx(share * count, rel=0.02)
+    assert 0.999 * budget < found.epsilon() <= budget
+
+
 def test_a_shortened_plan_still_restarts_twice() -> None:
     short = jaxdp.auditing.shortened(make(), 1)
     assert isinstance(short, plans.O2NC) and short.clip_tuning == TUNING
