@@ -77,7 +77,7 @@ def test_kept_rows_are_the_cells(bench: Any) -> None:
     kept = _kept.rows("docstrings_baselines")
     for cell in bench.CELLS:
         (row,) = kept[cell.task, f"{cell.name}, {study.told(cell.epsilon)}"]
-        assert row["count"] == len(study.SEEDS) and row["half_width"] > 0
+        assert row["count"] == len(bench.SEEDS) and row["half_width"] > 0
         assert row["note"] == f"step size {bench.method(cell).recipe.learning_rate:g}"
 
 
