@@ -156,7 +156,7 @@ def fits() -> Iterator[Program]:
 
         def build(method: Any = method) -> Any:
             maker = method.make(method.plan, methods.KEYS)
-            optimizer = methods.SGD if method.gradients else optax.identity()
+            optimizer = method.optimizer or optax.identity()
             given = method.value_fn, method.params, method.data
             return fit(method.plan, maker, optimizer, *given)
 
