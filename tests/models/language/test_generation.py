@@ -68,7 +68,7 @@ def case(
 
     def one(path: Any, like: Any) -> jax.Array:
         name = sphere.path_str(path)
-        std = size if name.startswith("layers") else 0.4
+        std = size if name.startswith("layers") else min(size, 0.4)
         if name.endswith(("scale", "bias")):
             std = 0.2
         mean = 1.0 if name.endswith("scale") else 0.0

@@ -196,9 +196,11 @@ def decoder_folder(
     words: int = 3,
 ) -> pathlib.Path:
     """A folder without weights, whose tokenizer has some words and what it names."""
-    vocabulary = {f"w{i}": i for i in range(words)}
-    vocabulary |= {f"<{token}>": token for token in named.values()}
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "w0"))
+    vocabulary = {f"<{token}>": token for token in named.values()}
+    free = [i for i in range(words) if i not in named.values()]  # A number, one token.
+    vocabulary |= {f"w{i}": i for i in free}
+    unknown = f"w{free[0]}"
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unknown))
     backend.add_special_tokens([f"<{token}>" for token in named.values()])
     backend.save(str(folder / "tokenizer.json"))
     bos, eos = special
