@@ -48,7 +48,6 @@ class Experiment:
       delta: of the guarantee.
       num_examples: n, records for training, as the paper drew them.
       code_num_examples: the n that the released code calibrates for; None is that.
-      num_test: records for testing.
       data_seeds: with which the paper drew the records.
       metric: the function of ``jaxdp.models.language.tasks`` that judges.
       learning_rates: those that the paper tried.
@@ -64,7 +63,6 @@ class Experiment:
     delta: float
     num_examples: int
     code_num_examples: int | None = None
-    num_test: int = 1000
     data_seeds: tuple[int, ...]
     metric: Literal["accuracy", "token_f1"] = "accuracy"
     learning_rates: tuple[float, ...]

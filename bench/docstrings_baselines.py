@@ -6,9 +6,9 @@ first-order method of the DPZero paper's tables. The models are pretrained anew,
 processor perhaps to other bits: the study's own methods stand beside their baselines, from
 the same start. Runs are those of :mod:`bench.docstrings.finetuning`.
 
-Without a clip a method of classification keeps its step size. In the instruction task
-nothing is learned so: there the step size is the better of two smaller ones, and that of
-AdamW the best of four, by single runs on a fifth of the private records that was held out.
+Without a clip a method of classification keeps its step size. In the instruction task it is
+smaller, the better of two, and that of AdamW is the best of four, by single runs on a fifth
+of the private records that was held out.
 """
 
 import dataclasses

@@ -60,9 +60,10 @@ def _calibrated(q: float, steps: int, epsilon: float, rounds: int) -> _harness.R
         "calibration": lambda: plan.calibrate(epsilon=epsilon, delta=DELTA),
         "one account": lambda: found.epsilon(delta=DELTA),
     }
-    seconds = {
-        name: [_seconds(side) for _ in range(rounds)] for name, side in sides.items()
-    }
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            seconds[name].append(_seconds(side))
     case = f"q = {q:.3g}, {steps} steps, epsilon {epsilon:g}"
     return _harness.paired(case, "CPU time", seconds, "calibration", "one account")
 

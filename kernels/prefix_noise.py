@@ -284,9 +284,8 @@ def sensitivity(
         raise ValueError("leaf_sensitivities must be finite and at least 0")
     if separation is None:
         return float(np.max(leaf * kernel.column_norms()))
-    stored = (toeplitz_noise.SquareRoot, toeplitz_noise.Banded)
-    others = (toeplitz_noise.Buffered, toeplitz_noise.Independent)
-    if not isinstance(kernel, (*stored, *others)):
+    kinds = (toeplitz_noise.SquareRoot, toeplitz_noise.Banded, toeplitz_noise.Buffered)
+    if not isinstance(kernel, (*kinds, toeplitz_noise.Independent)):
         raise ValueError(
             f"prefix_noise must be one of {', '.join(REPEATABLE)} where a period reads a "
             f"record again, got {type(kernel).__name__}"

@@ -1,11 +1,11 @@
 """Audits of functions that release, and have no plan of their own for ``jaxdp audit``.
 
-* ``private_gap`` is called as it is, on the two data sets that its proof says are worst.
-* Of ``private_goldstein`` the compiled step is, with the plan that the function makes. All
-  else in its result follows from that release and public numbers.
-* Of ``tune`` the loop over trials is, and the law of their number is enumerated: each toss
-  of its coins is taken both ways, with the probability that the code gives it. A trial is
-  the worst that a plan of Laplace noise allows, and its score what it releases.
+* ``private_gap``: called as it is, on the two data sets that its proof says are worst.
+* ``private_goldstein``: its compiled step is called, with the plan that the function makes.
+  All else in its result follows from that release and public numbers.
+* ``tune``: its loop over trials is called, and the law of their number is enumerated. Each
+  toss of its coins is taken both ways, with the probability that the code gives it. A trial
+  is the worst that a plan of Laplace noise allows, and its score what it releases.
 
 As in :func:`jaxdp.auditing.audit` the direction root is everybody's.
 """
@@ -13,7 +13,6 @@ As in :func:`jaxdp.auditing.audit` the direction root is everybody's.
 import collections
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -39,7 +38,20 @@ _LEAST = 2.0**-16
 
 
 def private_gap(num_runs: int = 400, *, seed: int = 0) -> AuditResult:
-    """Audits the private gap of four records, one of which is replaced."""
+    """Audits the private gap of four records, one of which is replaced.
+
+    Args:
+      num_runs: of each of two neighbouring data sets.
+      seed: of insecure keys.
+
+    Returns:
+      A bound on epsilon from below that fails with probability 1e-6 at most.
+
+    Example:
+      >>> from jaxdp.auditing import functions
+      >>> functions.private_gap(2000).passed  # doctest: +SKIP
+      True
+    """
     # Least at vertex 1 of x and largest at vertex 1 of y, whatever the first record is.
     x, y = np.tile([0.0, -9, 9], (2, 4, 1)), np.tile([0.0, 9], (2, 4, 1))
     x[:, 0], y[:, 0] = [[9, -9, 9], [-9, 9, 9]], [[-9, 9], [9, -9]]
@@ -69,7 +81,20 @@ def private_gap(num_runs: int = 400, *, seed: int = 0) -> AuditResult:
 
 
 def private_goldstein(num_runs: int = 20_000, *, seed: int = 0) -> AuditResult:
-    """Audits the release of a Goldstein bound at a kink, from four records."""
+    """Audits the release of a Goldstein bound at a kink, from four records.
+
+    Args:
+      num_runs: of each of two neighbouring data sets.
+      seed: of insecure keys.
+
+    Returns:
+      A bound on epsilon from below that fails with probability 1e-6 at most.
+
+    Example:
+      >>> from jaxdp.auditing import functions
+      >>> functions.private_goldstein(100_000).passed  # doctest: +SKIP
+      True
+    """
     data = np.zeros((2, 4, 3), np.float32)
     data[:, 0, 0] = 1e6, -1e6
     plan = plan_of(
@@ -96,7 +121,16 @@ def private_goldstein(num_runs: int = 20_000, *, seed: int = 0) -> AuditResult:
 
 
 def tune() -> AuditResult:
-    """Audits a search over Laplace mechanisms of epsilon 1, its law enumerated."""
+    """Audits a search over Laplace mechanisms of epsilon 1, its law enumerated.
+
+    Returns:
+      A bound on epsilon from below, without chance.
+
+    Example:
+      >>> from jaxdp.auditing import functions
+      >>> functions.tune().passed
+      True
+    """
     multiplier = math.sqrt(2)  # Of scale 1, in what a record moves.
     plan = DPZero(
         num_examples=8,
@@ -137,14 +171,6 @@ def tune() -> AuditResult:
     )
 
 
-#: The audits by the names of their functions.
-CASES: dict[str, Callable[[], AuditResult]] = {
-    "private_gap": private_gap,
-    "private_goldstein": private_goldstein,
-    "tune": tune,
-}
-
-
 def law_of_trials(mean_trials: float, num_candidates: int) -> dict[int, float]:
     """Returns the probability of each number of trials that a search makes, at shape 1.
 
@@ -160,8 +186,8 @@ def law_of_trials(mean_trials: float, num_candidates: int) -> dict[int, float]:
             scores.append(len(scores))
             return scores[-1]
 
-        told: Any = coins
-        tuning._best(run, float, keys, told, num_candidates, mean_trials, 1.0)
+        stub: Any = coins
+        tuning._best(run, float, keys, stub, num_candidates, mean_trials, 1.0)
         law[len(scores)] += coins.weight
         paths += [
             (*coins.fell[:place], not coins.fell[place])

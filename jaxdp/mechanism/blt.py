@@ -99,8 +99,6 @@ def with_optimised_noise(plan: P, num_buffers: int = 3) -> P:
         "prefix_noise": f"blt_{num_buffers}",
         "blt_numbers": None,
     }
-    others = {"bands", "coefficients"} & {f.name for f in dataclasses.fields(plan)}
-    changes |= dict.fromkeys(others)  # Of other matrices.
     plan = dataclasses.replace(plan, **changes)  # Refuses what has no such noise.
     found = optimise_blt(
         plan.noise_period, num_buffers, getattr(plan.sums, "separation", None)

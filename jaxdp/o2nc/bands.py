@@ -50,7 +50,7 @@ def optimised_bands(
     steps = np.flatnonzero(read)
 
     def product(later: np.ndarray) -> tuple[float, np.ndarray]:
-        """Twice the logarithm of the product, and its gradient."""
+        """Computes twice the logarithm of the product, and its gradient."""
         c = np.concatenate([np.ones(1), later])
         moved = np.convolve(read, c)[:period]
         p = np.asarray(lfilter([1.0], c, np.ones(period)))

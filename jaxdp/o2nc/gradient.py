@@ -143,7 +143,7 @@ def private_oracle(
         apart = parts.leaves_apart(params, shared)
         size = oracle.release_size(numbers, params, moves, apart)
         begun = (start, correlated_noise.begin(carried, keys, size), direction, params)
-        at, noise, way, previous, counts, clip = jax.tree.map(
+        at, noise, directions, previous, counts, clip = jax.tree.map(
             jnp.array, (*begun, root, clips)
         )
         sections = parts.sections(params, moves, apart)
@@ -151,7 +151,7 @@ def private_oracle(
         estimate = jax.tree.map(zeros, sections)
         release = jnp.zeros((1 if tuning is None else 2,), jnp.float32)
         return PrivateOracleState(
-            at, noise, way, previous, estimate, release, counts, clip
+            at, noise, directions, previous, estimate, release, counts, clip
         )
 
     def update_fn(

@@ -72,7 +72,7 @@ class IncrementNumbers(NamedTuple):
         if restart_clip is None:
             return grid
         factor = restart_clip / np.float32(self.noise.grids["restart"].l2_clip_norm)
-        # Of a clip that moves, a share is taken: the plan's own is as large.
+        # With scale_with_movement the bound is a share of the clip: a higher floor.
         least = 1e-22 if self.scale_with_movement else 1e-30
         bound = jnp.clip(
             grid.l2_clip_norm * factor, np.float32(least), np.float32(1e30)

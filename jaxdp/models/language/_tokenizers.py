@@ -208,6 +208,26 @@ class Tokenizer:
 
         Raises:
           ValueError: no chat template, or one that is none.
+
+        Example:
+          >>> import tokenizers
+          >>> from jaxdp.models.language import text, tiny_config
+          >>> words = {"<unk>": 3, "</s>": 2, "user": 4, "good": 5, "/": 6, "<": 7, ">": 8}
+          >>> backend = tokenizers.Tokenizer(
+          ...     tokenizers.models.WordLevel(words | {"s": 9}, "<unk>")
+          ... )
+          >>> backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
+          ...     tokenizers.pre_tokenizers.Whitespace(),
+          ...     tokenizers.pre_tokenizers.Punctuation(),
+          ... ])
+          >>> _ = backend.add_special_tokens(["</s>"])
+          >>> template = (
+          ...     "{% for m in messages %}{{ m.role }} {{ m.content }}</s>{% endfor %}"
+          ... )
+          >>> tokenizer = text.Tokenizer(backend, tiny_config("opt"), None, template)
+          >>> chat = tokenizer.chat([{"role": "user", "content": "good </s>"}])
+          >>> chat.encode(chat.render())
+          [4, 5, 7, 6, 9, 8, 2]
         """
         if self.chat_template is None:
             raise ValueError("the tokenizer has no chat template")

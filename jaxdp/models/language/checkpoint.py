@@ -418,7 +418,7 @@ def _problems(
         ]
     unexpected = [
         name
-        for name in stored - tensors.keys() - copies.keys() - also
+        for name in stored.keys() - tensors.keys() - copies.keys() - also
         if not family.useless.fullmatch(name)
         and not (num_labels is not None and is_language_head(name))
         and not (name == "lm_head.bias" and "lm_head.decoder.bias" in tensors)
